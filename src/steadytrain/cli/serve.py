@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note
+from steadytrain.cli.console import note, print_text
 from steadytrain.cli.evaluate import (
     AbstainAt,
     AcceptLicence,
@@ -164,7 +164,7 @@ def serve(
         note(f"loading {place}; {url}ready answers 503 until it can be used")
 
         def announce(service: Service) -> None:
-            print(url, flush=True)
+            print_text(url)
             note(ready_line(service))
 
         num_cut = serve_model(load, settings, listener, on_ready=announce)

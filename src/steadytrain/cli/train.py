@@ -228,12 +228,7 @@ def _train_alone(drafted: DraftRun, options: TrainingOptions, *, until: float | 
         with runs[0].log_beside() as log:
             for event in (*plan.tried, Noticed(message=plan.words)):
                 log.append(event)
-    code = _train_all(runs, options, opened=drafted.opened, until=until)
-    for run in [] if code else runs:
-        if recipe.model.pretrained or recipe.model.weights:
-            _measure_limits(run)
-        _map_mistakes(run)
-    return code
+    return _train_all(runs, options, opened=drafted.opened, until=until)
 
 
 def _measure_limits(run: Run) -> None:
@@ -243,12 +238,12 @@ def _measure_limits(run: Run) -> None:
     if not is_cheap(run):
         return
     try:
-        with progress_once_known("features", resumes=True) as advance:
-            limits = make_limits(run, progress=advance, say=note)
+        with status("limits"), progress_once_known("features", resumes=True) as advance:
+            make_limits(run, progress=advance, say=note)
     except SteadyError as error:  # the run is whole without
         note(f"it is not known which images are unlike the training images: {error}")
     else:
-        note(f"predict and serve name images unlike the training images (not all of them): {limits.words}")
+        note("predict and serve mark images that are unlike the training images")
 
 
 def _map_mistakes(run: Run) -> None:
@@ -265,7 +260,7 @@ def _map_mistakes(run: Run) -> None:
             return
     seconds = MOST_MISTAKES * PASSES * evaluated.seconds / evaluated.n
     if seconds <= max(CHEAP_SECONDS, CHEAP_SHARE * ended.seconds):
-        with suppress(SteadyError):  # the run is whole without
+        with suppress(SteadyError), status("drawing what spoke for the mistakes"):  # the run is whole without
             map_mistakes(run)
 
 
@@ -428,6 +423,10 @@ def _train_all(
                 break
     if world.is_first:
         _print_outcome(trained, json=options.json)
+        for run in runs if group is None and not code else ():
+            if run.recipe.model.pretrained or run.recipe.model.weights:
+                _measure_limits(run)
+            _map_mistakes(run)
         print_next_commands(trained[-1], code, repeats=options.repeats is not None)
     return code
 
@@ -656,19 +655,17 @@ def open_draft(
     of_file = {key: value for key, value in leaves(options.file_values) if key not in named}
     refuse_inner_addresses({key: of_file[key] for key in ADDRESS_KEYS if key in of_file})
     if isinstance(model := options.value("model.name"), str):
-        with lasting_imports(), status("loading torch"):
+        with lasting_imports():
             from steadytrain.models import find
 
         find(model, allow_import=True)  # a factory is imported later, if the user named it
     if words := outside_notice("the recipe file", of_file):
         say(words)
     started = _started(options, train)
-    # Before torch and timm are imported, which takes seconds.
     say(f"reading {train}")
     with lasting_imports():
         from steadytrain.training.loop.defaults import choose_recipe
-
-    with progress_once_known("packing images", resumes=True) as advance:
+    with status(f"reading {train}"), progress_once_known("packing images", resumes=True) as advance:
         choice = choose_recipe(
             train,
             options.file_values,

@@ -11,7 +11,7 @@ from steadytrain.config.defaults import GENTLE_EPOCHS, MAX_WARMUP_SHARE
 from steadytrain.config.phases import parse_train
 from steadytrain.errors import ModelError
 from steadytrain.events import Evaluated, Event, Noticed, ProbeProgress, Resumed, Tried
-from steadytrain.format import count, duration
+from steadytrain.format import count, duration, percent
 from steadytrain.monitor.samples import memory_text
 from steadytrain.run import Run, RunProgress
 from steadytrain.training.finetuning.fits import better_fit, wants_better_fit
@@ -96,7 +96,7 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Generator[Event,
         yield Noticed(
             message=f"probe: {probe.features:,} features of each image in {probe.seconds:.1f} s{how}; classifier fitted"
             f" in {probe.fit_seconds:.1f} s, penalty {probe.penalty:g} chosen on {HELD_OUT:.0%} of the training images"
-            f" (top-1 {probe.top1:.4f} there)",
+            f" (top-1 {percent(probe.top1, 1)} there)",
             step=0,
         )
         if probe.by_fold:

@@ -12,6 +12,7 @@ import torch
 
 from steadytrain.config.figures import FIGURES, SIGN
 from steadytrain.events import Event, Step
+from steadytrain.format import percent
 from steadytrain.run import RunProgress
 from steadytrain.training.clock import Clock, Waits
 from steadytrain.training.consensus import Wish
@@ -338,10 +339,11 @@ def _probe_notice(session: Session, probe: float) -> str:
     state, event = session.state, session.run.progress().best
     name, sign = f"validation {FIGURES[state.figure]}", SIGN[state.figure]
     before, best = sign * probe, sign * state.best
+    was, now = ((f"{value:.4f}" if sign < 0 else percent(value, 1)) for value in (before, best))
     if state.best > probe or (event is not None and event.step):
         verb = "lowered" if sign < 0 else "raised" if best > before else "lowered the loss; within a standard error,"
-        return f"fine-tuning {verb} {name} from {before:.4f}, the probe's, to {best:.4f} (best.safetensors)"
+        return f"fine-tuning {verb} {name} from {was}, the probe's, to {now} (best.safetensors)"
     return (
-        f"no epoch was better than the probe, which is kept: best.safetensors holds it ({name} {before:.4f});"
+        f"no epoch was better than the probe, which is kept: best.safetensors holds it ({name} {was});"
         " --train probe reaches it without updates"
     )
