@@ -486,11 +486,11 @@ def _worded_errors(words: Sequence[str]) -> AbstractContextManager[None]:
         return function
 
     def hint_of(tokens: Sequence[str]) -> str:
-        from steadytrain.cli.foreign_commands import hint_of_assignments
+        from steadytrain.cli.foreign_commands import hint_of_assignments, hint_of_places
 
-        return hint_of_assignments(tokens, words[0])
+        return hint_of_assignments(tokens, words[0]) or hint_of_places(words, tokens)
 
-    return worded_errors(words[0], tuple(VERBS), function_of, hint_of, words[0] in RECIPE_VERBS)
+    return worded_errors(words, tuple(VERBS), function_of, hint_of, words[0] in RECIPE_VERBS)
 
 
 def _no_memory(error: ImportError | MemoryError) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.console import note, print_json, print_text, status
 from steadytrain.cli.launch import job_for, warn_of_local_folders
 from steadytrain.cli.options import (
     RECIPES,
@@ -128,7 +128,10 @@ def sweep(
         print_text(trainer.describe([run for case in cases for run in case.runs]))
         return 0
     try:
-        outcome = sweep_runs.run_sweep(spec, space, cases, trainer, folder, seed=first.seed, create=create, say=note)
+        with status("training"):
+            outcome = sweep_runs.run_sweep(
+                spec, space, cases, trainer, folder, seed=first.seed, create=create, say=note
+            )
     except sweep_trainers.InterruptedSweep as interrupted:
         note(str(interrupted))
         return interrupted.exit_code

@@ -44,7 +44,6 @@ from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.machine.facts import accelerators, cores
 from steadytrain.machine.process import (
     grow_segments,
-    lasting_imports,
     own_start,
     spin_where_alone,
     stop_requests,
@@ -472,8 +471,7 @@ def _train_as_rank(
             f"--budget-minutes compares and tries in one process, and these are {count(world.size, 'rank')}: use"
             f" --procs 1, or end a run of so many epochs by the clock with --epochs N {minutes}"
         )
-    with lasting_imports():
-        from steadytrain.training import init_group
+    from steadytrain.training import init_group
 
     _require_device(options, world)
     with ExitStack() as stack:
@@ -650,21 +648,22 @@ def open_draft(
     for flag, key in files.items():
         file = options.value(key)
         if isinstance(file, str) and not Path(local_name(file)).exists() and not is_pattern(file) and not is_uri(file):
-            raise InputError(f"{flag} is {file}: there is no such file or folder.{near_name(file)}")
+            is_name = flag == "--weights" and Path(file).name == file and not Path(file).suffix
+            fetched = " Leave it out, and steady finetune fetches pretrained weights (--model NAME)." if is_name else ""
+            raise InputError(f"{flag} is {file}: there is no such file or folder.{near_name(file) or fetched}")
     named = {*options.changes, *(["data.train"] if data else [])}
     of_file = {key: value for key, value in leaves(options.file_values) if key not in named}
     refuse_inner_addresses({key: of_file[key] for key in ADDRESS_KEYS if key in of_file})
     if isinstance(model := options.value("model.name"), str):
-        with lasting_imports():
-            from steadytrain.models import find
+        from steadytrain.models import find
 
         find(model, allow_import=True)  # a factory is imported later, if the user named it
     if words := outside_notice("the recipe file", of_file):
         say(words)
     started = _started(options, train)
     say(f"reading {train}")
-    with lasting_imports():
-        from steadytrain.training.loop.defaults import choose_recipe
+    from steadytrain.training.loop.defaults import choose_recipe
+
     with status(f"reading {train}"), progress_once_known("packing images", resumes=True) as advance:
         choice = choose_recipe(
             train,
@@ -766,9 +765,8 @@ def _train_visibly(
         until: save and end with 75 after the evaluation at this epoch, unless the run ends with it.
         mxnet_log: print the lines of MXNet's scripts instead of ours.
     """
-    with lasting_imports():
-        from steadytrain.data.storage.runs import upload_notice
-        from steadytrain.training import steps
+    from steadytrain.data.storage.runs import upload_notice
+    from steadytrain.training import steps
 
     progress = run.progress()
     is_finished, is_first = progress.finished is not None, group is None or group.world.is_first
