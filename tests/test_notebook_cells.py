@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 PRELUDE = """
-import numpy as np, pandas as pd, torch
+import io, numpy as np, pandas as pd, torch
 from PIL import Image
 from torch import nn
 from torch.utils.data import random_split
@@ -43,6 +43,11 @@ CELLS = {
     "tensor": "len(st.predict(result.run, torch.rand(4, 3, 20, 20))) == 4",
     "a list of many kinds": """
 len(st.predict(result.run, ["photos", Image.new("L", (9, 9)), np.zeros((9, 9, 4), np.uint8)])) == 22
+""",
+    "an open file": """
+files = [open("photos/dark/0.png", "rb"), open("photos/dark/0.png"), io.BytesIO(Path("photos/dark/0.png").read_bytes())]
+assert st.predict(result.run, files)[2].label in ("dark", "light")
+[len(st.predict(result.run, file)) for file in files] == [1, 1, 1]
 """,
     "frame": 'list(st.predict(result.run, "photos").to_frame().columns)[:3] == ["path", "label", "probability"]',
     "DataFrame of predictions": 'len(pd.DataFrame(st.predict(result.run, "photos"))) == 20',
@@ -105,6 +110,10 @@ WRONG = {
     'st.train(pd.DataFrame({"image": list(x), "label": y, "set": "val"}), split_column="set")': "val=data[data['set']",
     "len(st.predict(result.run, odd))": "data.rename(columns=",
     "st.predict(result.run, {})[0]": "data.rename(columns=",
+    'st.finetune("runs/nb")': "runs/nb is a run, not data: st.train('runs/nb') resumes it, and weights='runs/nb'",
+    "st.finetune(paths, list(df.label))": "labels belong beside their images, (images, labels)",
+    'st.finetune("photos", optimizer=torch.optim.Adam)': "give a name, such as 'adam'",
+    'st.predict(result.run, "https://example.org/cat.jpg")[0]': "fetch the image first",
     'st.pack(df, "packed.rec")': "save images that are in memory",
     'st.train("photos", gpus=2)': "steady train --procs auto",
     'st.finetune("photos", model=nn.Linear(3, 2), run="runs/bad", device="cpu")': "",
@@ -151,8 +160,36 @@ def test_mistakes_are_told_in_words_of_python(notebook: dict[str, Any], cell: st
     assert set(Path("runs").iterdir()) == runs
 
 
+@pytest.mark.parametrize(
+    ("cell", "instead"),
+    {
+        "st.fit": "st.finetune(DATA, epochs=5)",
+        "st.load_model": "st.restore(RUN)",
+        "st.evaluat": "Did you mean evaluate?",
+        "result.predict": "st.predict(RUN, IMAGES)",
+        "result.accuracy": "result.metrics",
+        "result.metricz": "Did you mean metrics?",
+        'st.evaluate(result.run)["accuracy"]': "there are n, loss, top1",
+    }.items(),
+)
+def test_names_of_other_libraries_are_answered_with_ours(notebook: dict[str, Any], cell: str, instead: str) -> None:
+    with pytest.raises((AttributeError, KeyError)) as caught:
+        eval(cell, notebook)
+    assert instead in str(caught.value)
+
+
 @pytest.mark.slow
 def test_ipython_completes_the_keywords() -> None:
     code = "import steadytrain as st, inspect; print([*inspect.signature(st.finetune).parameters])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert {"epochs", "batch_size", "mixup", "on_event"} <= set(eval(shown))
+
+
+def test_a_probe_that_its_network_refuses_leaves_no_run(notebook: dict[str, Any]) -> None:
+    nn = notebook["nn"]
+    net = nn.Sequential(nn.Flatten(), nn.LazyLinear(2), nn.ReLU())
+    with pytest.raises(notebook["st"].SteadyError, match=r"not one linear layer.*use train='head'"):
+        notebook["st"].finetune(
+            "photos", model=net, train="probe", device="cpu", size=16, run="runs/no", progress=False
+        )
+    assert not Path("runs/no").exists()

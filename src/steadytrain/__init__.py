@@ -95,7 +95,11 @@ def __getattr__(name: str) -> Any:
     if name == "data":
         return import_module("steadytrain.data")
     if name not in _PLACES:
-        raise AttributeError(f"module 'steadytrain' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        hint = (
+            "" if name.startswith("_") else import_module("steadytrain.config.foreign").instead_in_python(name, __all__)
+        )
+        what = f"module 'steadytrain' has no attribute {name!r}{hint}"
+        raise AttributeError(what, name=name, obj=sys.modules[__name__])
     if name in _LACKING:  # no ImportError, which ends hasattr() and help()
         raise AttributeError(f"st.{name} needs scikit-learn: pip install scikit-learn")
     if "IPython" in sys.modules:  # a notebook: it shows results as the report does

@@ -322,6 +322,52 @@ def test_on_a_terminal_errors_and_notes_are_folded_between_words(tmp_path: Path)
         assert all(len(line) <= 60 or len(line.split()) == 1 for line in unstyled(sent).splitlines())
 
 
+WAITING = """
+import time
+from steadytrain.cli.console import note, print_text, progress, status
+with status("reading"):
+    note("to " + "x" * 90)
+    time.sleep(0.4)
+    with progress("packing", 2) as advance:
+        time.sleep(0.4)
+        advance(2)
+    note("after it")
+    print_text("result")
+"""
+
+
+def test_what_is_waited_for_is_shown_until_something_else_is() -> None:
+    code, sent = on_terminal([sys.executable, "-c", WAITING], 80)
+    text = unstyled(sent)
+    assert code == 0 and "x" * 90 in text, "a path stays whole"
+    assert text.index("reading") < text.index("packing") < text.index("after it") < text.index("result")
+    assert "reading" not in text[text.index("packing") :], "it has given way"
+
+
+LOADING = """
+import sys
+from pathlib import Path
+folder = Path(sys.argv[1]) / "torch"
+folder.mkdir()
+(folder / "__init__.py").write_text("import time; time.sleep(0.5)")
+sys.path.insert(0, sys.argv[1])
+from steadytrain import cli
+def verb(words):
+    import torch, time
+    time.sleep(0.5)
+    return 0
+cli._run = verb
+sys.argv = ["steady", "doctor"]
+sys.exit(cli.main())
+"""
+
+
+def test_whatever_loads_torch_says_so(tmp_path: Path) -> None:
+    code, sent = on_terminal([sys.executable, "-c", LOADING, str(tmp_path)], 80)
+    text = unstyled(sent)
+    assert code == 0 and 0 <= text.find("loading torch") < text.find("working")
+
+
 @pytest.mark.parametrize("columns", [60, pytest.param(120, marks=pytest.mark.slow)])
 def test_on_a_terminal_no_line_is_wider_than_it(columns: int) -> None:
     code, sent = scripted(columns)

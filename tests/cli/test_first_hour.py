@@ -68,6 +68,31 @@ TYPED: list[tuple[str, int, str]] = [
     ("steady diagnose", 2, "steady: no run named: steady diagnose runs/a"),
     ("steady runs", 2, "steady: there is no folder runs here: name the folder of your runs"),
     ("steady check", 2, "steady: steady check needs PATH, such as: steady check photos-train.rec"),
+    ("steady lr_find photos", 2, 'steady: Unknown command "lr_find". Instead: steady schedule --find-lr photos'),
+    ("steady leaderboard", 2, RUNS_HINT.format("leaderboard")),
+    ("steady summary runs/a", 2, 'steady: Unknown command "summary". Instead: steady report RUN'),
+    ("steady val data=photos", 2, 'steady: Unknown command "val". Instead: steady evaluate photos'),
+    ("steady finetune --data photos", 2, MISSING.format("--data") + "the data come first: steady finetune DATA"),
+    (
+        "steady finetune photos --time-limit 600",
+        2,
+        MISSING.format("--time-limit") + "steady finetune DATA --budget-min",
+    ),
+    (
+        "steady finetune photos --weights imagenet",
+        2,
+        "steady: --weights is imagenet: there is no such file or folder. ",
+    ),
+    ("steady finetune photos photos", 2, "steady: one argument too many: photos: one source is trained on; --val phot"),
+    ("steady predict source=photos", 2, "steady: source=photos has no dashes: files and folders are named without a "),
+    ("steady predict runs/a photos --output a.csv", 2, MISSING.format("--output") + "steady predict RUN IMAGE --csv"),
+    ("steady serve runs/a photos", 2, "steady: one argument too many: photos: steady serve takes photos alone"),
+    (
+        "steady export runs/a model.onnx",
+        2,
+        "steady: steady export needs --output, such as: steady export runs/a -o mod",
+    ),
+    ("steady train photos --cpu --epochs 0", 2, "steady: budget.epochs is 0.0"),
     ("steady help noisy_neighbour", 0, "`noisy_neighbour`: other processes take the cores"),
 ]
 

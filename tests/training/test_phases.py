@@ -17,6 +17,7 @@ from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.results.predictions import read_predictions
 from steadytrain.errors import ModelError, RecipeError, RunError
+from steadytrain.format import percent
 from steadytrain.machine.process import StopRequest
 from steadytrain.monitor import diagnose, ledger
 from steadytrain.reports.verdict import verdict_text
@@ -269,7 +270,7 @@ def test_a_probe_that_no_epoch_is_better_than_is_kept_and_told_after_a_resume_to
     (told,) = (
         e.message for e in seen if isinstance(e, events.Noticed) and "no epoch was better than the probe" in e.message
     )
-    assert f"best.safetensors holds it (validation top-1 {evaluated[0].top1:.4f})" in told
+    assert f"best.safetensors holds it (validation top-1 {percent(evaluated[0].top1, 1)})" in told
     probe = train(Run.create(tmp_path / "probe", undone.with_({"model.train": "probe", "budget.epochs": 0})))
     assert not changed(load_file(probe.run.weights), load_file(run.directory / "best.safetensors"))
     assert evaluate(run).top1 == evaluated[0].top1
@@ -286,7 +287,7 @@ def test_what_updates_made_of_a_probe_is_told(
     first, *others = (e.top1 for e in seen if isinstance(e, events.Evaluated))
     assert max(others) > first
     (told,) = (e.message for e in seen if isinstance(e, events.Noticed) and "fine-tuning raised" in e.message)
-    assert f"from {first:.4f}, the probe's, to {max(others):.4f}" in told
+    assert f"from {percent(first, 1)}, the probe's, to {percent(max(others), 1)}" in told
 
 
 @pytest.mark.parametrize(

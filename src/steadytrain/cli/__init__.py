@@ -14,7 +14,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -25,9 +25,12 @@ from steadytrain.deprecation import Deprecation
 from steadytrain.errors import WRONG_PLACES, FailedError, InputError, SteadyError, storage_error
 from steadytrain.format import fold
 from steadytrain.machine.platform import open_descriptor, soft_limit
-from steadytrain.machine.process import SIGINT_ALONE, TO_END, interrupted_once, share_cores
+from steadytrain.machine.process import SIGINT_ALONE, TO_END, interrupted_once, lasting_imports, share_cores
 
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
     from cyclopts import App
 
 SUMMARY = "Train and fine-tune image classifiers, and find out what slows a run down."
@@ -206,6 +209,43 @@ def usage(verb: str, command: App) -> str:
     return " ".join(["steady", verb, *first, *flags, "[OPTIONS]", *last])
 
 
+class TorchImports:
+    """A finder of modules that shows on the terminal when torch is loaded, and then that the command works.
+
+    Torch takes seconds, and so does what is read and built after it: whichever command it is, and whatever imports it,
+    no such time passes without a word.
+
+    Args:
+        stack: is closed at the command's end.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return the specification of torch, which says that it is loaded; None for other modules."""
+        if name != "torch":
+            return None
+        from importlib.util import find_spec
+
+        from steadytrain.cli.console import is_waiting, status
+
+        sys.meta_path.remove(self)
+        if (spec := find_spec(name)) is None or spec.loader is None:
+            return spec
+        execute, is_shown, imports = spec.loader.exec_module, is_waiting(), ExitStack()
+        imports.enter_context(lasting_imports())
+
+        def exec_module(module: ModuleType) -> None:
+            with imports, nullcontext() if is_shown else status("loading torch"):
+                execute(module)
+            if not is_shown:
+                self._stack.enter_context(status("working"))
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; the exit code (0 done, 1 failed, 2 usage, 3 stood still, 75 stopped after saving)."""
     if sys.stdout is None:  # closed: print into nothing
@@ -223,7 +263,9 @@ def main(argv: list[str] | None = None) -> int:
             warnings.filterwarnings("ignore", message=harmless)  # of torch, about its own threads and files
     words = sys.argv[1:] if argv is None else argv
     # Ranks wait for each other in code that no handler interrupts: the system ends them at once.
-    with interrupted_once(SIGINT_ALONE if {*words[:1]} & {*WITH_RANKS} else TO_END) as received:
+    with interrupted_once(SIGINT_ALONE if {*words[:1]} & {*WITH_RANKS} else TO_END) as received, ExitStack() as stack:
+        if argv is None:
+            sys.meta_path.insert(0, TorchImports(stack))
         code = _code_of(words)
     if received and received[0] != signal.SIGINT:  # whoever waits for this process is to see what ended it
         with suppress(OSError):
@@ -444,11 +486,11 @@ def _worded_errors(words: Sequence[str]) -> AbstractContextManager[None]:
         return function
 
     def hint_of(tokens: Sequence[str]) -> str:
-        from steadytrain.cli.foreign_commands import hint_of_assignments
+        from steadytrain.cli.foreign_commands import hint_of_assignments, hint_of_places
 
-        return hint_of_assignments(tokens, words[0])
+        return hint_of_assignments(tokens, words[0]) or hint_of_places(words, tokens)
 
-    return worded_errors(words[0], tuple(VERBS), function_of, hint_of, words[0] in RECIPE_VERBS)
+    return worded_errors(words, tuple(VERBS), function_of, hint_of, words[0] in RECIPE_VERBS)
 
 
 def _no_memory(error: ImportError | MemoryError) -> str:
@@ -508,6 +550,8 @@ def _interrupted() -> int:
 
 def _fail(message: str, code: int, kind: str = "") -> int:
     """Print an error, on a terminal with the command that explains it; ``kind``: the name of its class."""
+    if (console := sys.modules.get("steadytrain.cli.console")) is not None:
+        console.give_way()
     columns = shutil.get_terminal_size().columns if sys.stderr is not None and sys.stderr.isatty() else None
     print(fold(f"steady: {message}", columns), file=sys.stderr)
     if columns is not None:

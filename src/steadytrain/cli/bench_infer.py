@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, print_json, print_text, progress_once_known, status
+from steadytrain.cli.console import note, print_json, print_text, progress_once_known
 from steadytrain.cli.evaluate import AcceptLicence
 from steadytrain.cli.options import (
     BatchSizesFlag,
@@ -99,8 +99,7 @@ def bench_infer(
     spin_where_alone()
     for name in networks:
         _require_licence(name, accepted=accept_licence)
-    with status("loading torch"):
-        from steadytrain.export.speed import bench_inference, make_plan
+    from steadytrain.export.speed import bench_inference, make_plan
 
     options: dict[str, Any] = {"batches": tuple(sorted(set(batch_size))), "seconds": seconds, "images": images}
     options["records"] = None if data is None else _pack(data, root, labels, columns)

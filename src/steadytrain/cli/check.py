@@ -109,7 +109,9 @@ def check(
     if near and no_decode:
         raise InputError("--near compares images, and --no-decode does not look at them: drop one of the two")
     if (suspects or leave_out) and len(paths) > 1:
-        raise InputError(f"--suspects and --leave-out take one source, and {len(paths)} are given: give one")
+        runs = [path for path in paths if (Path(path) / "recipe.json").exists()]
+        instead = f": a run is --weights {runs[0]}" if runs else ": give one"
+        raise InputError(f"--suspects and --leave-out take one source, and {len(paths)} are given{instead}")
     if group_by is not None and not (suspects or leave_out):
         raise InputError(f"--group-by {group_by} keeps images in one fold of --suspects: add that")
     if out is not None and not (suspects or leave_out):

@@ -84,12 +84,17 @@ class TerminalStream:
 def note(text: str) -> None:
     """Write one line on standard error, folded on a terminal; it appears above whatever is being drawn there."""
     stream = TerminalStream(sys.stderr)
-    stream.write(fold(text, shutil.get_terminal_size().columns if stream.isatty() else None) + "\n")
-    stream.flush()
+    folded = fold(text, shutil.get_terminal_size().columns if _waiting or stream.isatty() else None)
+    if _waiting:
+        _waiting[-1].write(folded)
+    else:
+        stream.write(folded + "\n")
+        stream.flush()
 
 
 def confirmed(question: str) -> bool | None:
     """Ask a question on the terminal; True only for a yes, None where there is nobody to ask."""
+    give_way()
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
         return None
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
@@ -98,11 +103,13 @@ def confirmed(question: str) -> bool | None:
 
 def print_text(text: str) -> None:
     """Print lines on standard output, with control characters replaced: they may hold names of files and classes."""
+    give_way()
     print("\n".join(map(clean, text.split("\n"))), flush=True)
 
 
 def print_pages(text: str) -> None:
     """Print lines; more of them than a terminal has through the pager (``PAGER``, else less), as git does."""
+    give_way()
     if not TerminalStream(sys.stdout).isatty() or text.count("\n") < shutil.get_terminal_size().lines:
         print_text(text)
         return
@@ -114,6 +121,7 @@ def print_pages(text: str) -> None:
 
 def print_json(document: Any) -> None:
     """Print one JSON document on standard output."""
+    give_way()
     print(json.dumps(document, indent=2))
 
 
@@ -150,9 +158,19 @@ class Foot:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the lines away; once more does nothing."""
         self._closed.set()
         self._thread.join()
         self._live.stop()
+
+    def write(self, text: str) -> None:
+        """Print lines above the foot as they are: a path that is longer than the terminal stays whole."""
+        from rich.text import Text
+
+        self._console.print(Text(text), soft_wrap=True)
 
     def print(self, parts: Iterable[str], style: str) -> None:
         """Print parts of a text above the foot, where they stay, in as few lines as hold them."""
@@ -190,17 +208,42 @@ def bar_line(left: str, share: float | None, right: str, width: int, ascii_only:
     return Text("  ").join(parts)
 
 
+_waiting: list[Foot] = []
+
+
+def is_waiting() -> bool:
+    """Return whether :func:`status` shows something."""
+    return bool(_waiting)
+
+
+def give_way() -> None:
+    """Take away what :func:`status` shows: something else needs the terminal."""
+    while _waiting:
+        _waiting.pop().close()
+
+
 @contextlib.contextmanager
 def status(text: str) -> Iterator[None]:
-    """Show on a terminal, and nowhere else, what is waited for, until it is over."""
-    stream = TerminalStream(sys.stderr)
+    """Show on a terminal, and nowhere else, what is waited for and since when, until it is over.
+
+    It gives way to the next display, to a result and to a question, and does not come back.
+    """
+    give_way()
+    stream, began = TerminalStream(sys.stderr), time.monotonic()
     if not stream.isatty():
         yield
         return
     from rich.text import Text
 
-    with Foot(stream, lambda width, ascii_only: [Text(text, style="bright_black")]):
+    def lines(width: int, ascii_only: bool) -> list[Text]:
+        seconds = time.monotonic() - began
+        return [Text(f"{text}  {clock(seconds)}" if seconds >= 2 else text, style="bright_black")]
+
+    _waiting.append(Foot(stream, lines).__enter__())
+    try:
         yield
+    finally:
+        give_way()
 
 
 class ReportProgress(Protocol):
@@ -224,6 +267,7 @@ def progress(what: str, total: int, *, unit: str = "images", every_seconds: floa
         last call. It may be called from any thread, as often as you like (about a microsecond), and out of order: the
         largest counts.
     """
+    give_way()
     stream = TerminalStream(sys.stderr)
     count = _Count(what, total, unit)
     if stream.isatty():
@@ -359,6 +403,7 @@ class Console:
         self._early: list[str] | None = []  # notices before the first update; None after it
 
     def __enter__(self) -> Self:
+        give_way()
         self._foot = Foot(self._stream, self._lines).__enter__() if self._stream.isatty() else None
         return self
 

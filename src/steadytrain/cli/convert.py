@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, print_json, print_text, status
+from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import Json, WhichFlag
 from steadytrain.errors import InputError
 from steadytrain.format import count
@@ -65,10 +65,8 @@ def convert(
     if symbol is not None and checkpoint.endswith(".json"):
         checkpoint, symbol = str(symbol), Path(checkpoint)
     from steadytrain.config.factories import checkpoint_format
-
-    with status("loading torch"):
-        from steadytrain.interop.mxnet import convert as conversion
-        from steadytrain.training import restore
+    from steadytrain.interop.mxnet import convert as conversion
+    from steadytrain.training import restore
 
     if checkpoint.endswith(".states"):
         if symbol is None:

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, progress
+from steadytrain.cli.console import note, progress, status
 from steadytrain.cli.options import Json
 from steadytrain.cli.train import print_next_commands, train_visibly
 from steadytrain.config import Budget, Data, Model, Optim, Recipe
@@ -48,7 +48,8 @@ def demo(
     spin_where_alone()
     rec = folder / "digits.rec"
     if not rec.exists():
-        images = _write_digits(folder / "images")
+        with status("loading scikit-learn"):
+            images = _write_digits(folder / "images")
         with progress("packing", len(list(images.glob("*/*.png")))) as advance:
             pack(images, folder / "digits", progress=advance)
         note(f"packed {images} into {rec}")

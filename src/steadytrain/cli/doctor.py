@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from steadytrain.cli.console import note, print_json
+from steadytrain.cli.console import note, print_json, status
 from steadytrain.cli.options import Json
 from steadytrain.format import clean
 
@@ -38,8 +38,9 @@ def doctor(
     from steadytrain import doctor as examination
 
     other = None if against is None else examination.read(against)
-    note("checking this machine (loading torch takes some seconds)")
-    facts = examination.examine()
+    note("checking this machine")
+    with status("measuring"):
+        facts = examination.examine()
     findings = examination.findings(facts)
     width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
     document: dict[str, Any] = examination.document(facts, findings)

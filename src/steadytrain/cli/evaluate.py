@@ -202,7 +202,7 @@ def evaluate(
 
         with progress_once_known("features", resumes=True) as advance:
             made = make_limits(trained, threads=threads, progress=advance, say=note)
-        with suppress(SteadyError):  # the limits are whole without
+        with suppress(SteadyError), status("drawing what spoke for the mistakes"):  # the limits are whole without
             map_mistakes(Run.open(trained.path.parent))
         words = f"{clean(str(trained.path))}\n{made.words}"
         print_json({"weights": str(trained.path), **made.document}) if json else print_text(words)
@@ -437,12 +437,11 @@ def predict(
         raise InputError(alone)
     if csv is not None and json:
         raise InputError("--csv and --json exclude each other: drop one of them")
-    with status("loading torch"):
-        from steadytrain.data.images.statistics import DeepImages
-        from steadytrain.training.inference.heat_maps import MEANING
-        from steadytrain.training.inference.inference import Files
-        from steadytrain.training.inference.inference import predict as predict_each
-        from steadytrain.training.inference.limits import open_judge
+    from steadytrain.data.images.statistics import DeepImages
+    from steadytrain.training.inference.heat_maps import MEANING
+    from steadytrain.training.inference.inference import Files
+    from steadytrain.training.inference.inference import predict as predict_each
+    from steadytrain.training.inference.limits import open_judge
 
     if explain is not None and explain.exists() and not explain.is_dir():
         raise InputError(f"--explain is {explain}, which is a file; it must be a folder, which is made if need be")
@@ -619,11 +618,10 @@ def restore_weights(
     size: int | None = None,
 ) -> Trained:
     """Load weights, once their licence is accepted, and print what the user should know of them."""
-    with status("loading torch"):
-        from steadytrain.models.exported import engine_for, is_exported
-        from steadytrain.training import restore
-        from steadytrain.training.inference.prior import with_prior
-        from steadytrain.training.inference.trained import find_pretrained
+    from steadytrain.models.exported import engine_for, is_exported
+    from steadytrain.training import restore
+    from steadytrain.training.inference.prior import with_prior
+    from steadytrain.training.inference.trained import find_pretrained
 
     if (source := find_pretrained(place)) is not None:
         require_licence(Model(source.name, pretrained=True), accepted=accepted)

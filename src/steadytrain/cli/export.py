@@ -78,9 +78,8 @@ def export(
     if not 0 <= max_loss <= 100:
         raise InputError(f"--max-loss is {max_loss:g}; it must be from 0 to 100 points")
     require_range("--images", images, 100_000_000)
-    with status("loading torch"):
-        from steadytrain.export.export import export_model, kind_of
-        from steadytrain.training.inference.trained import find_pretrained
+    from steadytrain.export.export import export_model, kind_of
+    from steadytrain.training.inference.trained import find_pretrained
 
     kind_of(output)
     if (source := find_pretrained(run)) is not None:

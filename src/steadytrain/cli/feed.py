@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, print_json, print_text, progress_once_known
+from steadytrain.cli.console import note, print_json, print_text, progress_once_known, status
 from steadytrain.cli.options import (
     Json,
     LabelColumn,
@@ -115,7 +115,8 @@ def feed(
             on_bad=lambda bad: note(str(bad)),
         ) as loader:
             note(f"measuring for {seconds:g} seconds")
-            measured = measure(loader, seconds=seconds)
+            with status("reading, decoding and cropping"):
+                measured = measure(loader, seconds=seconds)
             kept_bytes = loader.stats().kept_bytes
         speeds = _transform_speeds(records, crop, chosen, batch_size)
         fetched = records.traffic()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from steadytrain.cli.worded_errors import is_assignment
 from steadytrain.config.foreign import foreign_table, plain_word, words_of
@@ -59,14 +60,41 @@ def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
             return ["steady", "train" if is_new else "finetune", *_dashed(rest)]
         elif verb and (verb != "launch" or not place):  # accelerate launch starts a script
             is_ours = not (place or is_script or any(map(is_assignment, words)))
-            return ["steady", *verb.split(), *(words[1:] if is_ours else [])]
+            return ["steady", *verb.split(), *(words[1:] if is_ours else _assigned_places(words))]
     return ["steady", *likely.split()] if likely else []
+
+
+def _assigned_places(words: Sequence[str]) -> list[str]:
+    """Return the files and folders that ``data=photos`` and the like name, if they are there."""
+    values = [word.partition("=")[2] for word in words if is_assignment(word)]
+    return [value for value in values if os.path.exists(value)]  # noqa: PTH110 - a long word is no path, and no error
+
+
+def hint_of_places(words: Sequence[str], tokens: Sequence[str]) -> str:
+    """Say how a place that is one too many is given; empty where no token is the name of something that is there.
+
+    Args:
+        words: the whole command.
+        tokens: those of it that are too many.
+    """
+    verb, places = words[0], [word for word in words[1:] if os.path.exists(word)]  # noqa: PTH110 - as above
+    if not set(tokens) & set(places):
+        return ""
+    if verb in ("train", "finetune"):
+        return f": one source is trained on; --val {shlex.quote(tokens[0])} validates by another"
+    runs = [place for place in places if (Path(place) / "recipe.json").exists()]
+    if verb in ("embed", "check") and runs:
+        images = [place for place in places if place not in runs]
+        return f": a run is named by a flag: {shlex.join(['steady', verb, *images, '--weights', runs[0]])}"
+    return f": steady {verb} takes {shlex.quote(places[0])} alone; steady {verb} --help shows all"
 
 
 def hint_of_assignments(tokens: Sequence[str], verb: str) -> str:
     """Say how ``lr=0.1 epochs=3``, the manner of other tools, is written here; empty where no token is so."""
     if not any(map(is_assignment, tokens)):
         return ""
+    if verb not in ("train", "finetune") and (places := _assigned_places(tokens)):
+        return f": files and folders are named without a word: {shlex.join(['steady', verb, *places])}"
     ours = _dashed(tokens)
     return f": flags begin with dashes: {shlex.join(ours if ours[0][0] == '-' else ['steady', verb, *ours])}"
 

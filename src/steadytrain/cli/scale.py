@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, print_json, print_text, status
+from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import (
     RECIPES,
     ClassesFlag,
@@ -108,8 +108,7 @@ def scale(
         return _compare(sources, json=json)
     source = sources[0] if sources else None
     require_alone("steady scale")
-    with status("loading torch"):
-        from steadytrain.tuning.scaling import device_of, forecast, join, measure, read_document, to_text
+    from steadytrain.tuning.scaling import device_of, forecast, join, measure, read_document, to_text
 
     between, within = (None if name is None else parse_link(name) for name in (link, local_link))
     if measured is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, print_json, print_text, progress, status
+from steadytrain.cli.console import note, print_json, print_text, progress
 from steadytrain.cli.options import RECIPES, TrainingOptions
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import SMALL, apply_changes, fit_to_data, usual_recipe
@@ -97,9 +97,7 @@ def _find_rate(
     spin_where_alone()
     recipe = _named_recipe(source, options, finetune=finetune)
     from steadytrain.reports.schedule import rate_panels
-
-    with status("loading torch"):
-        from steadytrain.training.profile.rate_finder import find_rate
+    from steadytrain.training.profile.rate_finder import find_rate
 
     with progress("finding a rate", updates, unit="updates") as advance:
         curve = find_rate(recipe, updates=updates, allow_import=options.names_model, say=note, progress=advance)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, status
+from steadytrain.cli.console import note, print_text
 from steadytrain.cli.evaluate import (
     AbstainAt,
     AcceptLicence,
@@ -106,12 +106,11 @@ def serve(
     """
     if missing := [name for module, name in _LIBRARIES.items() if find_spec(module) is None]:
         raise InputError(f"steady serve needs {' and '.join(missing)}: pip install 'steadytrain[serve]'")
-    with status("loading torch"):
-        from steadytrain.data.loader import default_threads
-        from steadytrain.export.http_server import listen
-        from steadytrain.export.http_server import serve as serve_model
-        from steadytrain.export.serve import ServeSettings
-        from steadytrain.training.inference.trained import find_pretrained
+    from steadytrain.data.loader import default_threads
+    from steadytrain.export.http_server import listen
+    from steadytrain.export.http_server import serve as serve_model
+    from steadytrain.export.serve import ServeSettings
+    from steadytrain.training.inference.trained import find_pretrained
 
     settings = ServeSettings(
         threads=default_threads(pin=True) if threads is None else threads,
@@ -165,7 +164,7 @@ def serve(
         note(f"loading {place}; {url}ready answers 503 until it can be used")
 
         def announce(service: Service) -> None:
-            print(url, flush=True)
+            print_text(url)
             note(ready_line(service))
 
         num_cut = serve_model(load, settings, listener, on_ready=announce)

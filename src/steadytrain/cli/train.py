@@ -44,7 +44,6 @@ from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.machine.facts import accelerators, cores
 from steadytrain.machine.process import (
     grow_segments,
-    lasting_imports,
     own_start,
     spin_where_alone,
     stop_requests,
@@ -229,12 +228,7 @@ def _train_alone(drafted: DraftRun, options: TrainingOptions, *, until: float | 
         with runs[0].log_beside() as log:
             for event in (*plan.tried, Noticed(message=plan.words)):
                 log.append(event)
-    code = _train_all(runs, options, opened=drafted.opened, until=until)
-    for run in [] if code else runs:
-        if recipe.model.pretrained or recipe.model.weights:
-            _measure_limits(run)
-        _map_mistakes(run)
-    return code
+    return _train_all(runs, options, opened=drafted.opened, until=until)
 
 
 def _measure_limits(run: Run) -> None:
@@ -244,12 +238,12 @@ def _measure_limits(run: Run) -> None:
     if not is_cheap(run):
         return
     try:
-        with progress_once_known("features", resumes=True) as advance:
-            limits = make_limits(run, progress=advance, say=note)
+        with status("limits"), progress_once_known("features", resumes=True) as advance:
+            make_limits(run, progress=advance, say=note)
     except SteadyError as error:  # the run is whole without
         note(f"it is not known which images are unlike the training images: {error}")
     else:
-        note(f"predict and serve name images unlike the training images (not all of them): {limits.words}")
+        note("predict and serve mark images that are unlike the training images")
 
 
 def _map_mistakes(run: Run) -> None:
@@ -266,15 +260,14 @@ def _map_mistakes(run: Run) -> None:
             return
     seconds = MOST_MISTAKES * PASSES * evaluated.seconds / evaluated.n
     if seconds <= max(CHEAP_SECONDS, CHEAP_SHARE * ended.seconds):
-        with suppress(SteadyError):  # the run is whole without
+        with suppress(SteadyError), status("drawing what spoke for the mistakes"):  # the run is whole without
             map_mistakes(run)
 
 
 def require_device(options: TrainingOptions, world: World = World()) -> None:  # noqa: B008 - frozen
     """Refuse a GPU that is not here before data are read. Raises RecipeError."""
     if (device := options.value("parallel.device")) not in (None, "auto", "cpu"):
-        with status("loading torch"):
-            from steadytrain.training.device import choose_device
+        from steadytrain.training.device import choose_device
 
         choose_device(str(device), world)
 
@@ -430,6 +423,10 @@ def _train_all(
                 break
     if world.is_first:
         _print_outcome(trained, json=options.json)
+        for run in runs if group is None and not code else ():
+            if run.recipe.model.pretrained or run.recipe.model.weights:
+                _measure_limits(run)
+            _map_mistakes(run)
         print_next_commands(trained[-1], code, repeats=options.repeats is not None)
     return code
 
@@ -475,8 +472,7 @@ def _train_as_rank(
             f"--budget-minutes compares and tries in one process, and these are {count(world.size, 'rank')}: use"
             f" --procs 1, or end a run of so many epochs by the clock with --epochs N {minutes}"
         )
-    with lasting_imports():
-        from steadytrain.training import init_group
+    from steadytrain.training import init_group
 
     require_device(options, world)
     with ExitStack() as stack:
@@ -653,24 +649,23 @@ def open_draft(
     for flag, key in files.items():
         file = options.value(key)
         if isinstance(file, str) and not Path(local_name(file)).exists() and not is_pattern(file) and not is_uri(file):
-            raise InputError(f"{flag} is {file}: there is no such file or folder.{near_name(file)}")
+            is_name = flag == "--weights" and Path(file).name == file and not Path(file).suffix
+            fetched = " Leave it out, and steady finetune fetches pretrained weights (--model NAME)." if is_name else ""
+            raise InputError(f"{flag} is {file}: there is no such file or folder.{near_name(file) or fetched}")
     named = {*options.changes, *(["data.train"] if data else [])}
     of_file = {key: value for key, value in leaves(options.file_values) if key not in named}
     refuse_inner_addresses({key: of_file[key] for key in ADDRESS_KEYS if key in of_file})
     if isinstance(model := options.value("model.name"), str):
-        with lasting_imports(), status("loading torch"):
-            from steadytrain.models import find
+        from steadytrain.models import find
 
         find(model, allow_import=True)  # a factory is imported later, if the user named it
     if words := outside_notice("the recipe file", of_file):
         say(words)
     started = _started(options, train)
-    # Before torch and timm are imported, which takes seconds.
     say(f"reading {train}")
-    with lasting_imports(), status("loading torch"):
-        from steadytrain.training.loop.defaults import choose_recipe
+    from steadytrain.training.loop.defaults import choose_recipe
 
-    with progress_once_known("packing images", resumes=True) as advance:
+    with status(f"reading {train}"), progress_once_known("packing images", resumes=True) as advance:
         choice = choose_recipe(
             train,
             options.file_values,
@@ -771,9 +766,8 @@ def _train_visibly(
         until: save and end with 75 after the evaluation at this epoch, unless the run ends with it.
         mxnet_log: print the lines of MXNet's scripts instead of ours.
     """
-    with lasting_imports(), status("loading torch"):
-        from steadytrain.data.storage.runs import upload_notice
-        from steadytrain.training import steps
+    from steadytrain.data.storage.runs import upload_notice
+    from steadytrain.training import steps
 
     progress = run.progress()
     is_finished, is_first = progress.finished is not None, group is None or group.world.is_first

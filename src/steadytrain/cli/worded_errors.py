@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import UnionType
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def worded_errors(
-    verb: str,
+    words: Sequence[str],
     verbs: Sequence[str],
     function_of: Callable[[str], Callable[..., object]],
     hint_of: Callable[[Sequence[str]], str],
@@ -27,7 +28,7 @@ def worded_errors(
     """Turn the parser's errors into InputError, with what a user should type instead.
 
     Args:
-        verb: that was typed.
+        words: that were typed, the verb first.
         verbs: that there are.
         function_of: returns the function of a verb, whose docstring has examples.
         hint_of: returns what to type in place of words that are too many, if anything.
@@ -43,6 +44,7 @@ def worded_errors(
         ValidationError,
     )
 
+    verb = words[0]
     try:
         yield
     except UnknownOptionError as error:
@@ -64,7 +66,7 @@ def worded_errors(
     except ValidationError as error:
         raise InputError(_beyond_limit(error)) from None
     except MissingArgumentError as error:
-        raise InputError(_missing(verb, error, function_of(verb))) from None
+        raise InputError(_missing(words, error, function_of(verb))) from None
     except CycloptsError as error:
         raise InputError(str(error)) from None
 
@@ -157,8 +159,9 @@ def _beyond_limit(error: Any) -> str:
     return f"{token.keyword} is {token.value}; it must be {words}"
 
 
-def _missing(verb: str, error: Any, function: Callable[..., object]) -> str:
-    """Say which argument is missing, with an example of the verb's own."""
+def _missing(words: Sequence[str], error: Any, function: Callable[..., object]) -> str:
+    """Say which argument is missing, with the words typed where its value is among them, else an example."""
+    verb = words[0]
     if error.keyword:
         return f"{error.keyword} needs a value: {error.keyword} VALUE"
     if error.tokens_so_far:
@@ -167,6 +170,8 @@ def _missing(verb: str, error: Any, function: Callable[..., object]) -> str:
     names = [name for name in error.argument.names if name.startswith("-")]
     fitting = [line for line in lines if not names or set(names) & set(line.split())]
     what = f"steady {verb} needs {error.argument.name}"
+    if names and len(words) > 2 and not any(word.startswith("-") for word in words[-2:]):  # a place too many
+        fitting = [shlex.join(["steady", *words[:-1], min(names, key=len), words[-1]])]
     return f"{what}, such as: {fitting[0]}" if fitting else what
 
 

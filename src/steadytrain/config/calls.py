@@ -18,8 +18,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _VALUE = r"'[^']*'|\"[^\"]*\"|(?:[^\s,;:()'\"]|[:,](?=[^\s,;:()'\"]))*[^\s.,;:()'\"]"
 _FLAG = re.compile(rf"(?<![\w/.-])--([a-z][a-z-]*)(?:[ =]({_VALUE}))?")
-_COMMAND = re.compile(rf"\bsteady ([a-z]+)(?: ((?!-)(?:{_VALUE})))?((?: --[a-z][a-z-]*(?: (?!-)(?:{_VALUE}))?)*)")
+_COMMAND = re.compile(rf"\bsteady ([a-z]+)((?: (?:--?[a-z][a-z-]*|{_VALUE}))*)")
+_WORD = re.compile(rf" (--?[a-z][a-z-]*|{_VALUE})")
 _CALLS = {name: name for name in ("train", "finetune", "evaluate", "predict", "report")} | {"resume": "train"}
+_MOST_PLACES = {"evaluate": 2, "predict": 2}
 _LOOKS_LIKE_VALUE = re.compile(r"[\d.]+(e-?\d+)?|.*[/'\"].*|.+\.\w+|[A-Z_.]+|\w+[:+,]\S+")
 
 
@@ -63,6 +65,8 @@ def in_python(message: str, names: frozenset[str] | set[str] = frozenset(FLAGS))
     "give val=, or train='probe' lr=0.1; set {'optim.clip_norm': 1} (steady pack a --max-bad 3)"
     >>> in_python("steady resume runs/a finishes it; steady finetune photos --train head (--model NAME)")
     "st.train('runs/a') finishes it; st.finetune('photos', train='head') (model=)"
+    >>> in_python("steady train a --lr 0.1 --set data.flip=false begins; steady evaluate RUN DATA --per-image FILE.csv")
+    "st.train('a', {'data.flip': False}, lr=0.1) begins; steady evaluate RUN DATA --per-image FILE.csv"
     """
 
     def flag(match: re.Match[str]) -> str:
@@ -78,20 +82,51 @@ def in_python(message: str, names: frozenset[str] | set[str] = frozenset(FLAGS))
         return f"{name}={_literal(value)}"
 
     def command(match: re.Match[str]) -> str:
-        verb, place, flags = match[1], match[2] or "", match[3] or ""
-        following = match.string[match.end() :]
-        is_place = flags or _LOOKS_LIKE_VALUE.fullmatch(place) or re.match(r"[,;:)]|\.?$", following)
-        if verb not in _CALLS or not place or not is_place:
+        if (verb := match[1]) not in _CALLS:
             return match[0].replace("--", "\0")
-        given = [_literal(place), *map(flag, _FLAG.finditer(flags))]
-        return f"st.{_CALLS[verb]}({', '.join(given)})"
+        words, end, number, is_call = list(_WORD.finditer(match[2])), 0, 0, True
+        places, keywords, pairs = list[str](), list[str](), list[str]()
+        while number < len(words):
+            word, follows = (words[at][1] if at < len(words) else "" for at in (number, number + 1))
+            if word.startswith("-"):
+                text, num_words = _keyword(word, follows)
+                (pairs if word == "--set" else keywords).append(text)
+                is_call, number = is_call and bool(text), number + num_words
+            elif _LOOKS_LIKE_VALUE.fullmatch(word) or follows.startswith("-") or (not end and _ends(match, words)):
+                places.append(_literal(word))
+            else:
+                break
+            end, number = words[number].end(), number + 1
+        rest = match[2][end:]
+        if not is_call or not 0 < len(places) <= _MOST_PLACES.get(verb, 1):
+            return f"steady {verb}{match[2][:end]}".replace("--", "\0") + rest
+        mapping = [f"{{{', '.join(pairs)}}}"] if pairs else []
+        return f"st.{_CALLS[verb]}({', '.join([*places, *mapping, *keywords])}){rest}"
 
     return _FLAG.sub(flag, _COMMAND.sub(command, message)).replace("\0", "--")
 
 
+def _keyword(word: str, follows: str) -> tuple[str, int]:
+    """Return a flag of a command as a keyword, empty where there is none, and how many of the next words it takes."""
+    name, has_value = word.lstrip("-").replace("-", "_"), bool(follows) and not follows.startswith("-")
+    if name == "set" and (pair := re.fullmatch(r"([\w.]+)=(.+)", follows)):
+        return f"{pair[1]!r}: {_literal(pair[2])}", 1
+    if name not in FLAGS:
+        return "", int(has_value and bool(_LOOKS_LIKE_VALUE.fullmatch(follows)))
+    is_switch = _accepts(name, "true") and not _accepts(name, "2")
+    return (f"{name}={_literal(follows)}", 1) if has_value and not is_switch else (f"{name}=True", 0)
+
+
+def _ends(match: re.Match[str], words: list[re.Match[str]]) -> bool:
+    """Return whether nothing but one word stands between a command's verb and what ends a sentence."""
+    return len(words) == 1 and bool(re.match(r"[,;:)]|\.?$", match.string[match.end() :]))
+
+
 def _literal(text: str) -> str:
     text = text.strip("'\"")
-    return text if re.fullmatch(r"-?[\d.]+(e-?\d+)?|true|false|[A-Z]+|\[.*\]", text) else repr(text)
+    if text in ("true", "false"):
+        return text.capitalize()
+    return text if re.fullmatch(r"-?[\d.]+(e-?\d+)?|[A-Z]+|\[.*\]", text) else repr(text)
 
 
 @cache
@@ -100,11 +135,12 @@ def _is_value(name: str, word: str) -> bool:
     if not word or _LOOKS_LIKE_VALUE.fullmatch(word):
         return bool(word)
 
-    def accepts(text: str) -> bool:
-        try:
-            apply_changes(usual_recipe("data", finetune=True, small=False), {}, {FLAGS[name][0]: text})
-        except RecipeError:
-            return False
-        return True
+    return name in FLAGS and _accepts(name, word) and not _accepts(name, "zzz")
 
-    return name in FLAGS and accepts(word) and not accepts("zzz")
+
+def _accepts(name: str, text: str) -> bool:
+    try:
+        apply_changes(usual_recipe("data", finetune=True, small=False), {}, {FLAGS[name][0]: text})
+    except RecipeError:
+        return False
+    return True

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
+
+from steadytrain.errors import did_you_mean
 
 ON, OFF = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null")
 """Words behind a switch that turn it on or off."""
@@ -94,6 +96,16 @@ def is_refused(flag: str) -> bool:
 def words_of(section: Mapping[str, str]) -> dict[str, str]:
     """Return the words of a section by what is ours: word -> ours, without the backticks around commands."""
     return {word: text.replace("`", "") for text, words in section.items() for word in words.split()}
+
+
+def instead_in_python(name: str, names: Iterable[str]) -> str:
+    """Say what to call in place of a name that ``st`` or a result lacks; empty where nothing is near.
+
+    >>> instead_in_python("load_model", ["restore"]), instead_in_python("evaluat", ["evaluate"])
+    (': st.restore(RUN)', '. Did you mean evaluate?')
+    """
+    instead = words_of(foreign_table()["python"]).get(plain_word(name))
+    return f": {instead}" if instead else f".{near}" if (near := did_you_mean(name, names)) else ""
 
 
 @cache

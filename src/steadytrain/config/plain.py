@@ -206,6 +206,10 @@ def _fitted(name: str, value: object, hint: Any, error: type[InputError]) -> Any
     near = f".{near}" if near else ""
     if isinstance(value, int) and abs(value) > MOST_WHOLE:
         near = f", and a number of at most {MOST_WHOLE:,}"
+    if callable(value) and (word := getattr(value, "__name__", "")).isidentifier():
+        near = f": give a name, such as {word.lower()!r} or 'module:{word}'"
+    if name == "changes" and not isinstance(value, Mapping):
+        near = ": labels belong beside their images, (images, labels)"
     raise error(f"{name} is {shorten(value)}; it must be {describe_type(hint)}{near}")
 
 

@@ -70,6 +70,8 @@ class Evaluation:
         return {name: value for name, value in values.items() if value is not None}
 
     def __getitem__(self, name: str) -> float:
+        if name not in self.metrics:
+            raise KeyError(f"{name}: there are {', '.join(self.metrics)}")
         return self.metrics[name]
 
     @property

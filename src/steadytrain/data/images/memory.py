@@ -33,7 +33,8 @@ def is_image(value: object) -> bool:
     """Return whether a value is an image in memory, by its type; arrays by their shape as well."""
     if isinstance(value, Mapping):  # as Hugging Face's data sets have it
         return bool(value) and value.keys() <= {"bytes", "path"}
-    return isinstance(value, Image.Image | bytes | bytearray | memoryview) or (is_array(value) and bool(_order(value)))
+    is_file = isinstance(value, Image.Image | bytes | bytearray | memoryview) or hasattr(value, "read")
+    return is_file or (is_array(value) and bool(_order(value)))
 
 
 def _order(value: Any) -> str:
@@ -62,6 +63,11 @@ def file_bytes(value: Any) -> tuple[bytes, bytes]:
     if isinstance(value, str | os.PathLike):
         with read_errors(Path(value)):
             value = Path(value).read_bytes()
+    if hasattr(value, "read"):
+        value = getattr(value, "buffer", value)  # of a file that is open as text
+        with suppress(AttributeError, OSError):  # it may be read again; a stream cannot be
+            value.seek(0)
+        value = value.read()
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value), bytes(value)
     if isinstance(value, Image.Image):

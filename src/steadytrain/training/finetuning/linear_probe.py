@@ -54,12 +54,7 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
         ModelError: the classifier is not one linear layer.
     """
     state, recipe, data = session.state, session.recipe, session.data
-    trained = frozen(session)
-    try:
-        with in_mode(state.module, "evaluation"):
-            head = classifier_of(trained)
-    except ModelError as error:
-        raise ModelError(f"{error}; use model.train=head, or head:1+full") from error
+    trained, head = frozen(session), find_head(session)
     progress = ProbeProgress(step=0, images=0, total=passes * data.num_train)
     yield progress
     parts = []
@@ -123,6 +118,15 @@ def _find_series(session: Session, features: Tensor, numbers: Tensor) -> Series 
     groups = None if data.groups is None else data.groups[ids]
     own = [names[number] for number in ids]
     return find_series(features.cpu().numpy(), labels, own, groups=groups, others=names)
+
+
+def find_head(session: Session) -> nn.Module:
+    """Return the layer of a session's network that a probe fits. Raises ModelError: it is not one linear layer."""
+    try:
+        with in_mode(session.state.module, "evaluation"):
+            return classifier_of(frozen(session))
+    except ModelError as error:
+        raise ModelError(f"{error}; use --train head, or --train head:1+full") from error
 
 
 def frozen(session: Session) -> Trained:

@@ -602,6 +602,8 @@ def image_files(paths: Sequence[str | Path]) -> list[Path]:
             files += image_files(expand(str(path)))
             continue
         if not path.is_dir():
+            if str(path).startswith(("http:/", "https:/")):  # of two slashes a path has one
+                raise DataError(f"{path} is an address: fetch the image first, and name its file")
             files.append(path)
             continue
         images = (p for p in path.rglob("*") if filenames.is_image(p.name) and not is_ignored(p.name))

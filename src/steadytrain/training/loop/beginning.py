@@ -15,7 +15,7 @@ from steadytrain.format import count, duration, percent
 from steadytrain.monitor.samples import memory_text
 from steadytrain.run import Run, RunProgress
 from steadytrain.training.finetuning.fits import better_fit, wants_better_fit
-from steadytrain.training.finetuning.linear_probe import HELD_OUT, fit_head
+from steadytrain.training.finetuning.linear_probe import HELD_OUT, find_head, fit_head
 from steadytrain.training.finetuning.tries import MOST_UNDONE, UNDONE, is_below, next_try
 from steadytrain.training.loop.evaluating import maybe_evaluate
 from steadytrain.training.loop.reporting import pending_notices
@@ -28,6 +28,8 @@ def begin(session: Session, stop: Callable[[], str | None], before: RunProgress,
     """Tell of the start, and do what comes before the first update of an attempt, or of the run."""
     session.state.engine.should_stop = lambda: stop() is not None
     session.laps.restart()
+    if not session.timeline.steps and session.state.cursor.step == 0:
+        find_head(session)  # a probe alone that cannot be is refused before the run has begun
     yield session.started
     if session.compiled is not None:
         yield session.compiled

@@ -295,6 +295,10 @@ def _begin(
     progress: bool | None,
 ) -> Iterator[tuple[Run, OpenedData | None]]:
     """Yield the run that a call is about, made if need be, and its data, where these were opened for that."""
+    if finetune and isinstance(data, str | Path) and (Path(data) / "events.jsonl").exists():
+        raise RunError(
+            f"{data} is a run, not data: steady train {data} resumes it, and --weights {data} starts from it"
+        )
     if not finetune and (is_run := _open_run(data, chosen)) is not None:
         if run is not None:
             raise RunError(f"{is_run.directory} is a run, which goes on in its own folder: leave out run={str(run)!r}")

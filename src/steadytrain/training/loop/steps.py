@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from steadytrain.config import Recipe
+from steadytrain.config.foreign import instead_in_python
 from steadytrain.distributed.peers import Peers
 from steadytrain.distributed.process_group import Group, ranks_of
 from steadytrain.errors import DivergedError, InputError, SteadyError
@@ -51,6 +53,12 @@ class Outcome:
     evaluated: Evaluated | None
     run: Run = field(repr=False)
     tested: Tested | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            hint = "" if name.startswith("_") else instead_in_python(name, dir(self))
+            raise AttributeError(f"a result has no attribute {name!r}{hint}", name=name, obj=self)
 
     @property
     def metrics(self) -> dict[str, float]:
