@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import tempfile
 import time
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -255,6 +256,26 @@ def _adds_up_wrongly(group: Group) -> dict[str, torch.Tensor]:
 
 def test_wrong_sums_are_found_before_the_first_update() -> None:
     as_group(_adds_up_wrongly, 2)
+
+
+def _says_that_it_connects(group: Group) -> dict[str, torch.Tensor]:
+    new_group = torch.distributed.new_group
+
+    def said(**options: Any) -> Any:
+        os.write(1, b"[Gloo] Rank 0 is connected to 1 peer ranks\n")  # as gloo of torch 2.10
+        return new_group(**options)
+
+    pytest.MonkeyPatch().setattr("torch.distributed.new_group", said)
+    with tempfile.TemporaryFile() as output:
+        os.dup2(output.fileno(), 1)
+        group.new_group("gloo")
+        os.write(1, b"{}")
+        output.seek(0)
+        return {"is_json": torch.tensor(output.read() == b"{}")}
+
+
+def test_only_what_the_command_prints_goes_to_standard_output() -> None:
+    assert all(rank["is_json"] for rank in as_group(_says_that_it_connects, 2))
 
 
 def _dumps(group: Group) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -275,7 +275,7 @@ class Group:
         timer.daemon = True
         timer.start()
         try:
-            with _torch_variables(self.world):
+            with _torch_variables(self.world), _without_output() if backend == "gloo" else nullcontext():
                 yield
         finally:
             timer.cancel()
@@ -447,6 +447,18 @@ def _torch_variables(world: World) -> Iterator[None]:
     finally:
         for name in missing:
             del os.environ[name]
+
+
+@contextmanager
+def _without_output() -> Iterator[None]:
+    """Drop what C++ writes to standard output, where JSON may go: gloo of torch 2.10 says there that it connects."""
+    with ExitStack() as restored:
+        with suppress(OSError), open(os.devnull, "wb") as null:  # noqa: PTH123 - there may be no output at all
+            output = os.dup(1)
+            restored.callback(os.close, output)
+            restored.callback(os.dup2, output, 1)
+            os.dup2(null.fileno(), 1)
+        yield
 
 
 def _interface_to(world: World) -> str | None:
