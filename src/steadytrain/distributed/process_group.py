@@ -168,10 +168,10 @@ class Group:
     def all_gather_json(self, value: Any) -> list[Any]:
         """Gather a JSON value of each rank, in the order of the ranks."""
         encoded = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = self._all_gather(torch.tensor([len(encoded)]))
+        sizes = self.all_gather(torch.tensor([len(encoded)]))
         padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
         padded[: len(encoded)] = encoded
-        parts = self._all_gather(padded)
+        parts = self.all_gather(padded)
         return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
 
     def broadcast(self, metadata: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -210,7 +210,11 @@ class Group:
 
     def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
         """Gather a tensor of each rank, all of one shape and dtype, on the CPU, in the order of the ranks."""
-        return self._all_gather(value.detach().cpu().contiguous())
+        value = value.detach().cpu().contiguous()
+        parts = [torch.empty_like(value) for _ in range(self.world.size)]
+        with self._blaming():
+            dist.all_gather(parts, value, group=self._control)
+        return parts
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
@@ -347,12 +351,6 @@ class Group:
         return RankLostError(
             self.heartbeat.lost() or f"another rank was lost ({first_line(error)}): the same command resumes the run"
         )
-
-    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        parts = [torch.empty_like(tensor) for _ in range(self.world.size)]
-        with self._blaming():
-            dist.all_gather(parts, tensor, group=self._control)
-        return parts
 
     @contextmanager
     def _blaming(self) -> Iterator[None]:
