@@ -6,9 +6,8 @@ command ``steady train`` as it is; what is measured or goes wrong is put in arou
 - ``read``: bytes read before the first update by 1 and by 8 ranks, at a first start and at the next run's, of records
   without a card of which a tenth is held out. ``counted``: by the files of records; ``system``: all that the processes
   read (modules of Python too).
-- ``save``: a state of 2 GB in parts on 8 ranks (``parallel.shard``). ``above_before``: how far the memory that a rank
-  has in use (by glibc's own count) rises over what it was when a save began, until the save has ended, while training
-  goes on; ``above_updates``: over the most in the updates before it. As shares of a rank's part.
+- ``save``: a state of 2 GB in parts on 8 ranks (``parallel.shard``, AdamW), saved without any training: ``above``: how
+  far the memory that each rank has in use, by glibc's own count, rises over what it was, as a share of a rank's part.
 - ``large``: 8 ranks train six updates on ``--images`` records, the order of the first epoch included, beside 8 ranks
   that train on 100: CPU seconds until they ended, and the largest sum of their memory (PSS), looked at each second.
 - ``lock``: one of 2 ranks keeps the interpreter's lock for 90 s in an update.
@@ -23,9 +22,9 @@ usage: python benchmarks/clusters.py --work FOLDER [--only read save ...] [--ima
 from __future__ import annotations
 
 import ctypes
-import itertools
 import json
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -35,6 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -51,11 +51,15 @@ import steadytrain.training
 from steadytrain import cli
 from steadytrain.__main__ import run as command
 from steadytrain.cli import train as _train
+from steadytrain.config import Data, Model, Recipe
 from steadytrain.data.storage import local_files
 from steadytrain.distributed import engine, process_group, sharding
+from steadytrain.distributed.process_group import init_group
+from steadytrain.distributed.world import world_from_environment
 from steadytrain.launch.supervise import free_port, rank_variables
 from steadytrain.training.loop import steps as _steps
 from steadytrain.training.session import saver
+from steadytrain.training.writer import Writer
 
 IMPORTED = (steadytrain.training, cli, _train, _steps, sharding)  # before the ranks are forked
 RANKS = 8
@@ -114,8 +118,8 @@ def tiny(folder: Path, images: int) -> Path:
     return write_records(folder / f"{images}.rec", images, [picture(np.full((1, 1), 9, np.uint8), "GIF")])
 
 
-def fork(words: Sequence[str], ranks: int, out: Path, before: Before = lambda rank: None) -> dict[int, int]:
-    """Start so many ranks of the command, by their processes; ``before`` is called in each, with its number."""
+def fork(act: Callable[[int], int], ranks: int, out: Path) -> dict[int, int]:
+    """Start so many ranks, by their processes: each calls ``act`` with its number, and ends with what that returns."""
     port, children = free_port(), {}
     for rank in range(ranks):
         child = os.fork()
@@ -125,12 +129,21 @@ def fork(words: Sequence[str], ranks: int, out: Path, before: Before = lambda ra
             os.dup2(output, 1)
             os.dup2(output, 2)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
-            sys.argv = ["steady", *words]
             torch.set_num_threads(1)
-            before(rank)
-            sys.exit(command())
+            sys.exit(act(rank))
         children[child] = rank
     return children
+
+
+def steady(words: Sequence[str], before: Before = lambda rank: None) -> Callable[[int], int]:
+    """Return the command ``steady`` as a rank; ``before`` is called first, with the rank's number."""
+
+    def act(rank: int) -> int:
+        sys.argv = ["steady", *words]
+        before(rank)
+        return command()
+
+    return act
 
 
 def wait(children: Mapping[int, int], limit: float, look: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
@@ -155,13 +168,13 @@ def wait(children: Mapping[int, int], limit: float, look: Callable[[], None] = l
     return [ended[rank] for rank in range(len(children))]
 
 
-def trained(words: Sequence[str], ranks: int, out: Path, before: Before = lambda rank: None, **options: Any) -> Any:
-    """Train by so many ranks; end this script where one of them fails."""
-    done = wait(fork(words, ranks, out, before), 1200, **options)
-    for rank, each in enumerate(done):
+def done(act: Callable[[int], int], ranks: int, out: Path, **options: Any) -> Any:
+    """Run so many ranks to their end; end this script where one of them fails."""
+    ended = wait(fork(act, ranks, out), 1200, **options)
+    for rank, each in enumerate(ended):
         if each["code"]:
             raise SystemExit(f"rank {rank} of {out.name} ended with {each['code']}: {said(out, rank)[-2000:]}")
-    return done
+    return ended
 
 
 def said(out: Path, rank: int) -> str:
@@ -211,77 +224,72 @@ def read(work: Path, images: int) -> dict[str, Any]:
 
         for kind in ("first", "next"):
             words = train(data, work / "read-run", "--set", "data.holdout=0.1")
-            trained(words, ranks, work / "read", before)
+            done(steady(words, before), ranks, work / "read")
             parts = [json.loads((work / f"read-{ranks}-{rank}.json").read_text()) for rank in range(ranks)]
             result[f"{kind}_{ranks}"] = {key: sum(part[key] for part in parts) for key in parts[0]}
     return result
 
 
+class _Counts(ctypes.Structure):
+    """What glibc says of its memory (``mallinfo2``): its fifth number is in use in maps, its eighth in all else."""
+
+    _fields_ = [(f"f{k}", ctypes.c_size_t) for k in range(10)]
+
+
 def save(work: Path, images: int) -> dict[str, Any]:
     """Measure the memory of a save of a large state in parts."""
-    data = tiny(work, 100)
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = _Counts
 
-    def before(rank: int) -> None:
-        library, marks, looks = ctypes.CDLL(None), dict[str, float](), itertools.count()
+    def in_use() -> int:
+        counts = library.mallinfo2()
+        return int(counts.f4 + counts.f7)
 
-        class Counts(ctypes.Structure):
-            """What glibc says of its memory: its fifth number is in use in maps, its eighth in all else."""
+    def act(rank: int) -> int:
+        with init_group(world_from_environment(os.environ)) as group:
+            sharded = sharding.ShardedEngine(torch.device("cpu"), group)
+            with torch.device("meta" if rank else "cpu"):
+                module = large(1000)
+            sharded.shard(module)
+            optimizer = torch.optim.AdamW(module.parameters())
+            for value in module.parameters():
+                averages = {name: torch.zeros_like(value) for name in ("exp_avg", "exp_avg_sq")}
+                optimizer.state[value] = {"step": torch.tensor(1.0), **averages}
+            state = {"model": module.state_dict(), "optimizer": optimizer.state_dict(), "about": {}}
+            run = SimpleNamespace(
+                checkpoints=work / "save-run",
+                directory=work,
+                recipe=Recipe(data=Data(train="-"), model=Model("resnet20")),
+            )
+            kept: Any = saver.Saver(run, Writer(torch.device("cpu")), None, (), 0.0, sharded)  # type: ignore[arg-type]
+            kept.spent = list
+            group.all_gather_json(None)
+            before, most = in_use(), [0]
 
-            _fields_ = [(f"f{k}", ctypes.c_size_t) for k in range(10)]
+            def watch() -> None:
+                while True:
+                    most[0] = max(most[0], in_use())
+                    time.sleep(0.002)
 
-        library.mallinfo2.restype = Counts
+            threading.Thread(target=watch, daemon=True).start()
+            began = time.perf_counter()
+            kept.save(1, state, began)
+            kept.wait()
+            figures = {"before": before, "most": most[0], "seconds": time.perf_counter() - began}
+            figures["bytes"] = sum(event.bytes for event in kept.written())
+            (work / f"save-{rank}.json").write_text(json.dumps(figures))
+        return 0
 
-        def now() -> float:
-            counts = library.mallinfo2()
-            return float(counts.f4 + counts.f7)
-
-        peaks = {"updates": 0.0, "save": 0.0}
-        during = ["start"]
-
-        def watch() -> None:
-            while True:
-                for kind in during:
-                    peaks[kind] = max(peaks.get(kind, 0.0), now())
-                if next(looks) % 50 == 0:
-                    library.malloc_trim(0)  # glibc keeps what was freed, many times what is in use
-                time.sleep(0.004)
-
-        def staged(self: saver.Saver, kind: str, *rest: Any) -> Callable[[], Any]:
-            if kind != "checkpoint" or "before" in marks:
-                return stage(self, kind, *rest)
-            marks["before"] = now()
-            during[:] = ["save"]
-            write = stage(self, kind, *rest)
-
-            def written() -> Any:
-                done = write()
-                during[:] = ["after"]
-                marks.update(peaks)
-                (work / f"save-{rank}.json").write_text(json.dumps(marks))
-                return done
-
-            return written
-
-        stage, saver.Saver._stage = saver.Saver._stage, staged  # type: ignore[method-assign, assignment]
-        at_update(2, lambda: during.__setitem__(slice(None), ["updates"]))
-        threading.Thread(target=watch, daemon=True).start()
-
-    sharded = ["parallel.shard=true", "optim.name=adamw", "optim.lr=0.0001", "every.save_steps=3", "every.keep=1"]
-    options = [word for key in sharded for word in ("--set", key)]
-    words = train(data, work / "save-run", "--val", str(data), *options, model="large", batch=16, updates=5)
-    trained(words, RANKS, work / "save", before)
-    num_values = sum(value.numel() for value in large(1000).parameters())
-    part = 12 * num_values / RANKS
-    marks = [json.loads((work / f"save-{rank}.json").read_text()) for rank in range(RANKS)]
-    above = {
-        "above_before": [(mark["save"] - mark["before"]) / part for mark in marks],
-        "above_updates": [(mark["save"] - mark["updates"]) / part for mark in marks],
-    }
+    shutil.rmtree(work / "save-run", ignore_errors=True)
+    done(act, RANKS, work / "save")
+    figures = [json.loads((work / f"save-{rank}.json").read_text()) for rank in range(RANKS)]
+    part = figures[0]["bytes"] / RANKS
+    shutil.rmtree(work / "save-run")
     return {
-        "state_bytes": 12 * num_values,
+        "state_bytes": figures[0]["bytes"],
         "part_bytes": part,
-        "first": above,
-        "most": {k: max(v) for k, v in above.items()},
+        "above": [(each["most"] - each["before"]) / part for each in figures],
+        "seconds": figures[0]["seconds"],
     }
 
 
@@ -303,8 +311,8 @@ def grown(work: Path, images: int) -> dict[str, Any]:
 
         words = train(data, work / "large-run", "--val", str(tiny(work, 100)))
         began = time.monotonic()
-        done = trained(words, RANKS, work / "large", look=look)
-        cpu = sum(each["cpu_seconds"] for each in done)
+        ended = done(steady(words), RANKS, work / "large", look=look)
+        cpu = sum(each["cpu_seconds"] for each in ended)
         result[name] = {"cpu_seconds": cpu, "pss_bytes": most[0], "seconds": time.monotonic() - began}
     return result
 
@@ -320,11 +328,12 @@ def _fail() -> None:
 def faulty(work: Path, name: str, ranks: int, before: Before) -> dict[str, Any]:
     """Train by ranks of which some go wrong: when each ended, and the messages."""
     words = train(tiny(work, 100), work / f"{name}-run", "--val", str(tiny(work, 100)), batch=24, updates=12)
-    done = wait(fork(words, ranks, work / name, before), 400)
+    ended = wait(fork(steady(words, before), ranks, work / name), 400)
     lines = {
         line for rank in range(ranks) for line in said(work / name, rank).splitlines() if line.startswith("steady:")
     }
-    return {"ranks": done, "messages": sorted(lines)}
+    messages = [line.replace(str(work), "FOLDER").replace(platform.node(), "HOST") for line in sorted(lines)]
+    return {"ranks": ended, "messages": messages}
 
 
 def lock(work: Path, images: int) -> dict[str, Any]:

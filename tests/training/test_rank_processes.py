@@ -51,7 +51,7 @@ def start(digits: Path, run: Path, *words: str) -> subprocess.Popen[str]:
 def trained(digits: Path, run: Path, *words: str) -> str:
     """What was printed by a run that went well."""
     child = start(digits, run, *words)
-    output, _ = child.communicate(timeout=240)
+    output, _ = child.communicate(timeout=800)  # to compile takes long on a busy machine
     assert child.returncode == 0, output
     return output
 
@@ -111,6 +111,7 @@ def test_two_ranks_recompute_to_the_same_bits(digits: Path, whole: Path, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here: nothing can be compiled")
 def test_ranks_compile_each_for_itself_and_train_together(digits: Path, whole: Path, tmp_path: Path) -> None:
     trained(digits, tmp_path / "ranks", "--procs", "2", "--compile")
@@ -374,6 +375,7 @@ def test_parts_of_parameters_train_as_whole_ones_and_go_on_in_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "words",
     [

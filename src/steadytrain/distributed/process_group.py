@@ -74,6 +74,8 @@ def init_group(world: World) -> Iterator[Group]:
     except BaseException as error:
         if isinstance(error, Exception) and not isinstance(error, SteadyError):
             group.heartbeat.fail(first_line(error))
+        if isinstance(error, RankLostError):
+            error.says_so = group.heartbeat.is_first_here()
         group.heartbeat.wait_until_heard()
         group.heartbeat.close()
         raise  # what is left of the group goes with the process: to close it, NCCL may wait for ever
