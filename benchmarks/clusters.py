@@ -32,6 +32,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +54,7 @@ from steadytrain.__main__ import run as command
 from steadytrain.cli import train as _train
 from steadytrain.config import Data, Model, Recipe
 from steadytrain.data.storage import local_files
-from steadytrain.distributed import engine, process_group, sharding
+from steadytrain.distributed import engine, sharding
 from steadytrain.distributed.process_group import init_group
 from steadytrain.distributed.world import world_from_environment
 from steadytrain.launch.supervise import free_port, rank_variables
@@ -62,6 +63,8 @@ from steadytrain.training.session import saver
 from steadytrain.training.writer import Writer
 
 IMPORTED = (steadytrain.training, cli, _train, _steps, sharding)  # before the ranks are forked
+dist: Any = torch.distributed
+files: Any = local_files
 RANKS = 8
 WIDTH, DEPTH = 4096, 10  # 168 million parameters: 2 GB with the two averages of AdamW
 HELD_SECONDS = 90.0
@@ -192,7 +195,12 @@ def train(data: Path, run: Path, *words: str, model: str = "small", batch: int =
 def at_update(number: int, act: Callable[[], None]) -> None:
     """Call ``act`` before the optimizer makes this update, from 1."""
     updates = iter(range(1, 1_000_000))
-    register_optimizer_step_pre_hook(lambda *_: (next(updates) == number and act()) or None)
+
+    def hook(*_: object) -> None:
+        if next(updates) == number:
+            act()
+
+    register_optimizer_step_pre_hook(hook)
 
 
 def read(work: Path, images: int) -> dict[str, Any]:
@@ -207,7 +215,7 @@ def read(work: Path, images: int) -> dict[str, Any]:
 
         def before(rank: int, ranks: int = ranks, cache: Path = cache) -> None:
             os.environ["STEADYTRAIN_CACHE"] = str(cache)
-            pread, counted = local_files.pread, [0]
+            pread, counted = files.pread, [0]
 
             def counting(number: int, size: int, offset: int) -> bytes:
                 counted[0] += size
@@ -218,7 +226,7 @@ def read(work: Path, images: int) -> dict[str, Any]:
                 figures = {"counted": counted[0], "system": psutil.Process().io_counters().read_chars - chars}
                 (work / f"read-{ranks}-{rank}.json").write_text(json.dumps(figures))
 
-            local_files.pread = counting
+            files.pread = counting
             chars = psutil.Process().io_counters().read_chars
             at_update(1, tell)
 
@@ -352,7 +360,7 @@ def hang(work: Path, images: int) -> dict[str, Any]:
     def before(rank: int) -> None:
         def pretend(self: engine.Engine, device: torch.device, group: Any = None, **options: Any) -> None:
             begin(self, device, group, **options)
-            new_group, process_group.dist.new_group = process_group.dist.new_group, _hang if rank else opened
+            new_group, dist.new_group = dist.new_group, _hang if rank else opened
             asked.append(new_group)
             group.new_group("nccl")
 
@@ -369,7 +377,7 @@ def abort(work: Path, images: int) -> dict[str, Any]:
     """Let one rank fail where nothing can be closed."""
 
     def before(rank: int) -> None:
-        process_group.dist.destroy_process_group = _hang
+        dist.destroy_process_group = _hang
         if rank == 1:
             at_update(5, _fail)
 
@@ -380,12 +388,16 @@ def close(work: Path, images: int) -> dict[str, Any]:
     """Let a sound run end where nothing can be closed."""
 
     def before(rank: int) -> None:
-        process_group.dist.destroy_process_group = _hang
+        dist.destroy_process_group = _hang
 
     return faulty(work, "close", 2, before)
 
 
 CASES = {"read": read, "save": save, "large": grown, "lock": lock, "hang": hang, "abort": abort, "close": close}
+
+
+def _with_load(case: Callable[[Path, int], dict[str, Any]], work: Path, images: int) -> dict[str, Any]:
+    return {"load": os.getloadavg()[0], **case(work, images)}
 
 
 def main() -> None:
@@ -395,10 +407,8 @@ def main() -> None:
     result: dict[str, Any] = {}
     for name in args.only or CASES:
         machine.say(name)
-        result[name] = machine.kept(
-            args.work / f"{name}.json",
-            lambda name=name: {"load": os.getloadavg()[0], **CASES[name](args.work, args.images)},
-        )
+        measure = partial(_with_load, CASES[name], args.work, args.images)
+        result[name] = machine.kept(args.work / f"{name}.json", measure)
         machine.say(json.dumps(result[name])[:2000])
     machine.record("clusters", machine.rounded(result, 4), save=args.save)
 
