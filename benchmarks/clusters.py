@@ -219,7 +219,8 @@ def read(work: Path, images: int) -> dict[str, Any]:
 
             def counting(number: int, size: int, offset: int) -> bytes:
                 counted[0] += size
-                return pread(number, size, offset)
+                data: bytes = pread(number, size, offset)
+                return data
 
             def tell() -> None:
                 time.sleep(5)  # until the loader has read as far ahead as it does, whatever the number of ranks
