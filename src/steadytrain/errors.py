@@ -97,9 +97,13 @@ class StalledError(FailedError):
 
 
 class RankLostError(FailedError):
-    """Another rank of the run failed, is gone or never came."""
+    """Another rank of the run failed, is gone or never came.
+
+    ``says_so``: whether this rank, of those on its machine, is to say so; None: its first one.
+    """
 
     exit_code = 4
+    says_so: bool | None = None
 
 
 def describe_type(value: object) -> str:

@@ -13,8 +13,10 @@ import torch
 
 from steadytrain.cli import main
 from steadytrain.cli.options import TrainingOptions
-from steadytrain.cli.train import _note_fewer_ranks
+from steadytrain.cli.train import _note_fewer_ranks, _only_first_rank_prints
 from steadytrain.config import Recipe
+from steadytrain.distributed.world import World
+from steadytrain.errors import RankLostError
 from steadytrain.events import Ended, Started
 from steadytrain.run import Run
 from steadytrain.training import steps
@@ -237,3 +239,17 @@ def test_torchruns_dashes_behind_the_module_are_told(photos: Path, capsys: pytes
     said = capsys.readouterr().err
     assert said.startswith("steady: Unknown option: --run. Behind two dashes nothing is an option")
     assert "torchrun --nproc-per-node=2 -m -- steadytrain train" in said and "Did you mean" not in said
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "says_so", "is_raised"),
+    [(0, None, True), (1, None, False), (1, True, True), (0, False, False)],
+)
+def test_one_rank_of_each_machine_says_that_the_first_rank_is_gone(
+    local_rank: int, says_so: bool | None, is_raised: bool
+) -> None:
+    error = RankLostError("rank 0 on gpu1 is gone")
+    error.says_so = says_so
+    world = World(rank=2 + local_rank, size=4, local_rank=local_rank, local_size=2)
+    with pytest.raises(RankLostError if is_raised else SystemExit), _only_first_rank_prints(world):
+        raise error

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import tempfile
 import time
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -214,6 +215,7 @@ def test_one_rank_of_each_machine_says_who_was_lost(monkeypatch: pytest.MonkeyPa
         for each in beating:
             each.close()
     assert {message for message, _ in ended.values()} == {"rank 0 on a failed: no memory"}
+    assert [each.is_first_here() for each in beating[1:]] == [True, False, True, False]
     assert {rank: is_printed for rank, (_, is_printed) in ended.items()} == {1: True, 2: False, 3: True, 4: False}
 
 
@@ -255,6 +257,26 @@ def _adds_up_wrongly(group: Group) -> dict[str, torch.Tensor]:
 
 def test_wrong_sums_are_found_before_the_first_update() -> None:
     as_group(_adds_up_wrongly, 2)
+
+
+def _says_that_it_connects(group: Group) -> dict[str, torch.Tensor]:
+    new_group = torch.distributed.new_group
+
+    def said(**options: Any) -> Any:
+        os.write(1, b"[Gloo] Rank 0 is connected to 1 peer ranks\n")  # as gloo of torch 2.10
+        return new_group(**options)
+
+    pytest.MonkeyPatch().setattr("torch.distributed.new_group", said)
+    with tempfile.TemporaryFile() as output:
+        os.dup2(output.fileno(), 1)
+        group.new_group("gloo")
+        os.write(1, b"{}")
+        output.seek(0)
+        return {"is_json": torch.tensor(output.read() == b"{}")}
+
+
+def test_only_what_the_command_prints_goes_to_standard_output() -> None:
+    assert all(rank["is_json"] for rank in as_group(_says_that_it_connects, 2))
 
 
 def _dumps(group: Group) -> dict[str, torch.Tensor]:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -121,6 +122,8 @@ class Whole:
 
 @pytest.fixture(scope="module")
 def trained_whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    if find_spec("ray") is None:
+        pytest.skip("no ray here")
     run = tmp_path_factory.mktemp("async") / "whole"
     child = start(digits, run, *ASYNC)
     addresses, niceness = set[str](), dict[int, int]()

@@ -553,14 +553,18 @@ def _choose_automatically(
 
 @contextmanager
 def _only_first_rank_prints(world: World) -> Iterator[None]:
-    """Silence every rank but the first, except for errors that not all ranks have in common."""
+    """Silence every rank but the first, except for errors that not all have in common, and once a machine a loss."""
     if world.is_first:
         yield
         return
     try:
         with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):  # noqa: PTH123
             yield
-    except (InputError, RankLostError) as error:
+    except RankLostError as error:  # of which the first rank may not know: it may be the one
+        if error.says_so if error.says_so is not None else world.is_local_first:
+            raise
+        raise SystemExit(error.exit_code) from error
+    except InputError as error:
         raise SystemExit(error.exit_code) from error
     except SteadyError as error:
         raise type(error)(f"rank {world.rank}: {error}") from error

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce as _all_reduce
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -351,7 +350,6 @@ class Engine:
         self._saved_power = power if isinstance(power, Mapping) else None
 
 
-all_reduce: Any = _all_reduce  # torch gives it no types
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -462,16 +460,30 @@ def _dense(images: Tensor) -> Tensor:
     return images if is_last else images.contiguous()
 
 
+class _Sum(torch.autograd.Function):
+    """The sum of a tensor over the ranks, and of its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group, total = group, values.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _Sum.forward(ctx, gradient, ctx.group), None
+
+
 def _normalize(norm: Any, images: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     dims = [0, *range(2, images.dim())]
     shape = [1, -1] + [1] * (images.dim() - 2)
     values = images.float()
     count = values.new_full((1,), values.numel() // values.shape[1])
-    sums: Tensor = all_reduce(torch.cat([values.sum(dims), count]), group=group)
+    sums: Tensor = _Sum.apply(torch.cat([values.sum(dims), count]), group)
     total = sums[-1].detach()
     mean = sums[:-1] / total
     centred = values - mean.view(shape)
-    variance = all_reduce(centred.square().sum(dims), group=group) / total
+    variance = _Sum.apply(centred.square().sum(dims), group) / total
     if norm.running_mean is not None:
         with torch.no_grad():  # as torch's batch norms keep them
             norm.num_batches_tracked.add_(1)

@@ -191,10 +191,10 @@ class Heartbeat:
                 if self._own_code is not None and time.monotonic() - ended > OWN_GRACE:
                     _end(f"{self._failed} (this rank did not end by itself)", exit_code=self._own_code)
                 elif self._own_code is None and time.monotonic() - ended > GRACE:
-                    self.end(self._failed, self._is_first_here())
+                    self.end(self._failed, self.is_first_here())
                     return
 
-    def _is_first_here(self) -> bool:
+    def is_first_here(self) -> bool:
         """Return whether no rank before this one on its machine is left to say what happened."""
         host, left = self._hosts[self._world.rank], set(range(self._world.rank)) - {self._failed_rank}
         return all(self._hosts[rank] != host for rank in left)

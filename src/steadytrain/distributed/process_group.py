@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,6 +74,8 @@ def init_group(world: World) -> Iterator[Group]:
     except BaseException as error:
         if isinstance(error, Exception) and not isinstance(error, SteadyError):
             group.heartbeat.fail(first_line(error))
+        if isinstance(error, RankLostError):
+            error.says_so = group.heartbeat.is_first_here()
         group.heartbeat.wait_until_heard()
         group.heartbeat.close()
         raise  # what is left of the group goes with the process: to close it, NCCL may wait for ever
@@ -168,10 +170,10 @@ class Group:
     def all_gather_json(self, value: Any) -> list[Any]:
         """Gather a JSON value of each rank, in the order of the ranks."""
         encoded = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = self._all_gather(torch.tensor([len(encoded)]))
+        sizes = self.all_gather(torch.tensor([len(encoded)]))
         padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
         padded[: len(encoded)] = encoded
-        parts = self._all_gather(padded)
+        parts = self.all_gather(padded)
         return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
 
     def broadcast(self, metadata: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -210,7 +212,11 @@ class Group:
 
     def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
         """Gather a tensor of each rank, all of one shape and dtype, on the CPU, in the order of the ranks."""
-        return self._all_gather(value.detach().cpu().contiguous())
+        value = value.detach().cpu().contiguous()
+        parts = [torch.empty_like(value) for _ in range(self.world.size)]
+        with self._blaming():
+            dist.all_gather(parts, value, group=self._control)
+        return parts
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
@@ -275,7 +281,7 @@ class Group:
         timer.daemon = True
         timer.start()
         try:
-            with _torch_variables(self.world):
+            with _torch_variables(self.world), _without_output() if backend == "gloo" else nullcontext():
                 yield
         finally:
             timer.cancel()
@@ -347,12 +353,6 @@ class Group:
         return RankLostError(
             self.heartbeat.lost() or f"another rank was lost ({first_line(error)}): the same command resumes the run"
         )
-
-    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        parts = [torch.empty_like(tensor) for _ in range(self.world.size)]
-        with self._blaming():
-            dist.all_gather(parts, tensor, group=self._control)
-        return parts
 
     @contextmanager
     def _blaming(self) -> Iterator[None]:
@@ -447,6 +447,18 @@ def _torch_variables(world: World) -> Iterator[None]:
     finally:
         for name in missing:
             del os.environ[name]
+
+
+@contextmanager
+def _without_output() -> Iterator[None]:
+    """Drop what C++ writes to standard output, where JSON may go: gloo of torch 2.10 says there that it connects."""
+    with ExitStack() as restored:
+        with suppress(OSError), open(os.devnull, "wb") as null:  # noqa: PTH123 - there may be no output at all
+            output = os.dup(1)
+            restored.callback(os.close, output)
+            restored.callback(os.dup2, output, 1)
+            os.dup2(null.fileno(), 1)
+        yield
 
 
 def _interface_to(world: World) -> str | None:

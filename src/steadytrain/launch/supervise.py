@@ -38,7 +38,6 @@ LASTING = 300.0
 
 LOST_TOUCH = "the ranks lost touch with each other, and none of them failed"
 
-POLL_SECONDS = 0.05
 SHOWN_LINES = 20
 
 

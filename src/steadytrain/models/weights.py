@@ -566,11 +566,10 @@ class _Placeholder(list[Any]):
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
-class _PlaceholderTable(_Placeholder):
-    """Stands for an object of a class of dictionaries: what it holds is kept, as a plain one."""
-
-    def __new__(cls, *values: Any) -> Any:
-        return OrderedDict[str, Any]()
+def _placeholder(name: str, plain: type[Any] | None) -> type[_Placeholder]:
+    """Make the class that stands for one of this name; ``plain``: its objects keep what they hold, as such ones."""
+    made = {} if plain is None else {"__new__": lambda cls, *values: plain()}
+    return type(name, (_Placeholder,), {"__module__": "placeholder", **made})
 
 
 _VALUE_MODULES = ("numpy", "collections", "datetime", "decimal", "uuid", "pathlib", "copyreg", "copy_reg")
@@ -614,12 +613,12 @@ def _load_tensors(path: Path) -> tuple[object, list[str]]:
     Raises:
         UnpicklingError: a function instead of a class, or what torch refuses.
     """
-    kinds: dict[str, type[_Placeholder]] = {}
+    kinds: dict[str, type[Any] | None] = {}
     with suppress(*NETWORK_ERRORS, pickle.UnpicklingError):  # saves reading the file once for each
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        kinds = {name: _Placeholder for name in unknown if _is_value(name)}
+        kinds = {name: None for name in unknown if _is_value(name)}
     while True:
-        types = {name: type(name, (kind,), {"__module__": "placeholder"}) for name, kind in kinds.items()}
+        types = {name: _placeholder(name, plain) for name, plain in kinds.items()}
         pairs: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
             (kind, full) for name, kind in types.items() for full in {name, name if "." in name else f"builtins.{name}"}
         ]
@@ -628,10 +627,11 @@ def _load_tensors(path: Path) -> tuple[object, list[str]]:
                 return torch.load(path, map_location="cpu", weights_only=True), list(kinds)
         except pickle.UnpicklingError as error:
             message = str(error)
-            if (table := re.search(r"SETITEMS? .*<class 'placeholder\.(\S+)'>", message)) and table[1] in kinds:
-                kinds[table[1]] = _PlaceholderTable
+            filled = re.search(r"(SETITEM|append|extend).*<class 'placeholder\.(\S+)'>", message)
+            if filled is not None and filled[2] in kinds:
+                kinds[filled[2]] = OrderedDict if filled[1] == "SETITEM" else list  # torch 2.10 fills no others
             elif (name := re.search(r"GLOBAL (\S+)", message)) and name[1] not in kinds and _is_value(name[1]):
-                kinds[name[1]] = _Placeholder
+                kinds[name[1]] = None
             else:
                 raise
 

@@ -58,15 +58,15 @@ P = ParamSpec("P")
 ServerMethod: TypeAlias = "Callable[Concatenate[ParameterServer, P], Coroutine[Any, Any, T]]"
 
 
-def require_ray(feature: str = "--engine async", alternative: str = "use --engine ddp") -> Any:
+def require_ray() -> Any:
     """Import Ray. Raises InputError where it is not installed."""
-    require_posix(feature)
+    require_posix("--engine async")
     try:
         import ray
     except ImportError as error:
         raise InputError(
-            f"{feature} needs Ray, which cannot be imported ({first_line(error)}): pip install"
-            f" 'steadytrain[async]', or {alternative}"
+            f"--engine async needs Ray, which cannot be imported ({first_line(error)}): pip install"
+            " 'steadytrain[async]', or use --engine ddp"
         ) from error
     return ray
 
