@@ -289,12 +289,12 @@ def test_a_value_of_the_wrong_kind_is_told_without_names_of_types(
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ("train photos lr=0.1", ["flags begin with dashes, such as --lr 0.1"]),
+        ("train photos lr=0.1", ["flags begin with dashes: --lr 0.1"]),
         ("train photos epochs=3", ["--epochs 3"]),
         ("train photos momentum=0.8", ["--momentum 0.8"]),
-        ("train photos label=class", ["the folders name the classes"]),
-        ("train data=photos model=resnet20", ["the data come first: steady train DATA"]),
-        ("train model=resnet20 data=photos", ["such as --model resnet20"]),
+        ("train photos label=class", ["--label class"]),
+        ("train data=photos model=resnet20", ["steady train photos --model resnet20"]),
+        ("train model=resnet20 data=photos", ["steady train photos --model resnet20"]),
         ("train photos --grad-accum 2", ["--set optim.accumulate"]),
         ("predict run --source cat.jpg", ["steady predict RUN IMAGE"]),
         ("export run --format onnx", ["-o model.onnx"]),

@@ -455,7 +455,11 @@ def _own_words(words: Sequence[str]) -> list[str]:
     from steadytrain.cli.console import note
     from steadytrain.cli.foreign_flags import read_flags
 
-    words, notes = read_flags(words)
+    def is_own(flag: str) -> bool:
+        return any(flag in argument.names for argument in app()[verb].assemble_argument_collection())
+
+    verb = words[0]
+    words, notes = read_flags(words, is_own)
     for line in notes:
         note(line)
     return words

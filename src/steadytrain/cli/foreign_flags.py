@@ -32,8 +32,13 @@ from steadytrain.errors import InputError, did_you_mean
 from steadytrain.format import count
 
 
-def read_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def read_flags(
+    words: Sequence[str], is_own: Callable[[str], bool] = lambda flag: False
+) -> tuple[list[str], list[str]]:
     """Return the words of a command line with flags of ours in place of others', and notes about the difference.
+
+    Args:
+        is_own: returns whether the verb has a flag, which no other tool's table is about then.
 
     Raises:
         InputError: a flag without its value, or one that has no counterpart; of several, all are in the message.
@@ -54,6 +59,7 @@ def read_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
             reading.read(word, waiting)
         except InputError as error:
             reading.problems.append(str(error))
+    reading.refused = [word for word in reading.refused if not is_own(word)]
     reading.raise_problems(words[0])
     return reading.in_our_words(), reading.notes
 
