@@ -291,6 +291,9 @@ def test_a_value_of_the_wrong_kind_is_told_without_names_of_types(
     [
         ("train photos lr=0.1", ["flags begin with dashes: --lr 0.1"]),
         ("train photos epochs=3", ["--epochs 3"]),
+        ("train photos lr=", ["it needs a value, and flags begin with dashes: --lr VALUE"]),
+        ("train photos extra lr=0.1", ["flags begin with dashes: --lr 0.1"]),
+        ("evaluate model=best.pt data=photos", ["steady evaluate --help shows all"]),
         ("train photos momentum=0.8", ["--momentum 0.8"]),
         ("train photos label=class", ["--label class"]),
         ("train data=photos model=resnet20", ["steady train photos --model resnet20"]),

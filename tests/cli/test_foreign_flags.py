@@ -59,6 +59,8 @@ def test_every_flag_of_each_tool_is_taken_or_answered_in_one_line() -> None:
         ("--dtype float32 --amp", {"precision.name": "fp32"}),
         ("--letterbox", {"data.fit": "pad"}),
         ("--rect True", {"data.fit": "pad"}),
+        ("--bf16 True --tf32 True", {"precision.name": "bf16"}),
+        ("--report_to wandb tensorboard", {"every.track": "wandb,tensorboard"}),
         ("--pad_to_aspect_ratio", {"data.fit": "pad"}),
         ("--crop_to_aspect_ratio False", {"data.fit": "squash"}),
         ("--crop-mode border", {"data.fit": "pad"}),

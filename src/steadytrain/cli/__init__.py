@@ -367,7 +367,7 @@ def _run(words: Sequence[str]) -> object:
     elif any(map(is_assignment, words[1:2])):
         from steadytrain.cli.foreign_commands import hint_of_assignments
 
-        raise InputError(f"{words[1]} has no dashes{hint_of_assignments(words[1:], verb)}")
+        raise InputError(f"{words[1]} has no dashes{hint_of_assignments(words[1:], verb, is_whole=True)}")
     words = _own_words(words)
     is_help = not {"--help", "-h"}.isdisjoint(words)
     if verb in VERBS and is_help:

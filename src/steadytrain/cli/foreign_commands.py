@@ -56,7 +56,9 @@ def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
             likely = likely or verb
         elif verb == "train" and any(map(is_assignment, words)) and not is_script:
             is_new = any(word.startswith("model=") and word.endswith(".yaml") for word in words)
-            rest = [word for word in words[place + 1 :] if not word.startswith(("mode=", "task=", "model=yolo"))]
+            is_new &= not any(word.startswith("pretrained=") and word.lower() != "pretrained=false" for word in words)
+            known = ("mode=", "task=", "model=yolo", "pretrained=")
+            rest = [word for word in words[place + 1 :] if not word.startswith(known)]
             return ["steady", "train" if is_new else "finetune", *_dashed(rest)]
         elif verb and (verb != "launch" or not place):  # accelerate launch starts a script
             is_ours = not (place or is_script or any(map(is_assignment, words)))
@@ -89,14 +91,26 @@ def hint_of_places(words: Sequence[str], tokens: Sequence[str]) -> str:
     return f": steady {verb} takes {shlex.quote(places[0])} alone; steady {verb} --help shows all"
 
 
-def hint_of_assignments(tokens: Sequence[str], verb: str) -> str:
-    """Say how ``lr=0.1 epochs=3``, the manner of other tools, is written here; empty where no token is so."""
+def hint_of_assignments(tokens: Sequence[str], verb: str, *, is_whole: bool = False) -> str:
+    """Say how ``lr=0.1 epochs=3``, the manner of other tools, is written here; empty where no token is so.
+
+    Args:
+        is_whole: the tokens are all that follows the verb.
+    """
     if not any(map(is_assignment, tokens)):
         return ""
     if verb not in ("train", "finetune") and (places := _assigned_places(tokens)):
         return f": files and folders are named without a word: {shlex.join(['steady', verb, *places])}"
+    if verb not in ("train", "finetune"):
+        return f": flags begin with dashes; steady {verb} --help shows all"
     ours = _dashed(tokens)
-    return f": flags begin with dashes: {shlex.join(ours if ours[0][0] == '-' else ['steady', verb, *ours])}"
+    flags = ours[next((k for k, word in enumerate(ours) if word.startswith("-")), len(ours)) :]
+    if flags:
+        return f": flags begin with dashes: {shlex.join(['steady', verb, *ours] if is_whole else flags)}"
+    name, _, value = next(word for word in tokens if is_assignment(word)).partition("=")
+    if value:
+        return f": the data come first: {shlex.join(['steady', verb, value])}"
+    return f": it needs a value, and flags begin with dashes: --{plain_word(name)} VALUE"
 
 
 def _dashed(words: Sequence[str]) -> list[str]:

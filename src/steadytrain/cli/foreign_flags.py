@@ -32,9 +32,7 @@ from steadytrain.errors import InputError, did_you_mean
 from steadytrain.format import count
 
 
-def read_flags(
-    words: Sequence[str], is_own: Callable[[str], bool] = lambda flag: False
-) -> tuple[list[str], list[str]]:
+def read_flags(words: Sequence[str], is_own: Callable[[str], bool] = lambda flag: False) -> tuple[list[str], list[str]]:
     """Return the words of a command line with flags of ours in place of others', and notes about the difference.
 
     Args:
@@ -185,7 +183,8 @@ def _take_values(rows: Sequence[ForeignFlag], flag: str, word: str, waiting: deq
         return []
     values: list[str] = []
     while waiting and len(values) < most and (is_number(waiting[0]) or not waiting[0].startswith("-")):
-        if values and not is_number(waiting[0]) and "=" not in waiting[0]:
+        is_listed = any(row.values and row.is_about(waiting[0].lower()) for row in rows)
+        if values and not is_listed and not is_number(waiting[0]) and "=" not in waiting[0]:
             break
         values.append(waiting.popleft())
     if not values and rows and not is_refused(plain_word(word)):
@@ -291,6 +290,7 @@ def _policy(word: str, values: Sequence[str]) -> str | None:
 
 PLACES: dict[str, tuple[Callable[[str, Sequence[str]], str | None], str]] = {
     "value": (_matching(r".+"), "a value"),
+    "names": (lambda word, values: ",".join(values), "names"),
     "number": (lambda word, values: values[0] if is_number(values[0]) else None, "a number"),
     "whole": (_matching(r"[0-9]+"), "a whole number"),
     "fraction": (_matching(r"0?\.[0-9]+|1\.0+"), "a fraction"),

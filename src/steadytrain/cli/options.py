@@ -379,10 +379,11 @@ def parse_setting(text: str, *, example: str = "optim.lr=0.1") -> tuple[str, Any
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise RecipeError(f"--set {text!r} must be KEY=VALUE, such as --set {example}")
-    if re.fullmatch(r"[\d.eE+,\s()\[\]-]+", value):
-        value = re.sub(r"(?<!\d)\.(?=\d)", "0.", re.sub(r"(?<=\d)\.(?!\d)", ".0", value))
+    number = value
+    if ".." not in value and re.fullmatch(r"[\d.eE+,\s()\[\]-]+", value):
+        number = re.sub(r"(?<!\d)\.(?=\d)", "0.", re.sub(r"(?<=\d)\.(?!\d)", ".0", value))
     try:
-        return key, json_module.loads(value)
+        return key, json_module.loads(number)
     except ValueError:
         pass
     part, _, name = key.partition(".")
@@ -393,7 +394,7 @@ def parse_setting(text: str, *, example: str = "optim.lr=0.1") -> tuple[str, Any
     kinds = [kind for kind in (hint, *get_args(hint)) if get_origin(kind) is tuple]
     if kinds and re.fullmatch(r"[\d.eE+,\s()-]+", value):  # 0.5,0.5,0.5
         with suppress(ValueError):
-            return key, [json_module.loads(part) for part in value.strip(" ()").split(",") if part.strip()]
+            return key, [json_module.loads(part) for part in number.strip(" ()").split(",") if part.strip()]
     words = get_args(hint)
     return key, None if value in ("none", "None") and value not in words else value
 

@@ -21,7 +21,7 @@ ON, OFF = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null"
 SECTIONS = ("ours", "usual", "needless", "only", "instead", "absent")
 """The sections of the table that are about flags; of two that have a flag, the first counts."""
 
-MOST_VALUES = {"numbers": 100, "options": 100, "side": 3}
+MOST_VALUES = {"names": 10, "numbers": 100, "options": 100, "side": 3}
 """Values that fill a place of a text, where it is not one."""
 
 

@@ -298,7 +298,14 @@ def test_classes_name_the_numbers_of_a_table_of_paths_and_give_their_order(photo
     labels = [Path(path).parts[1] if as_text else names.index(Path(path).parts[1]) for path in paths]
     for data in (pandas.DataFrame({"path": paths, "label": labels}), list(zip(paths, labels, strict=True))):
         recipe = st.default_recipe(data, model="mlp", classes=names)
-        sets = open_data(recipe.data, seed=0)
+        sets, recipe_classes = open_data(recipe.data, seed=0), recipe.data.classes
         assert sets.train.classes == ("dog", "cat") and sorted(sets.train.labels.tolist()) == [0] * 3 + [1] * 3
+    columns = pandas.DataFrame({"path": paths, "classes": [1, 0, 1, 0, 1, 0]})  # which is no class list
+    recipe = st.default_recipe(columns, model="mlp", label_column="classes")
+    assert open_data(recipe.data, seed=0).train.labels.tolist() == [1, 0, 1, 0, 1, 0]
+    given: Any = np.array(names)
+    assert st.default_recipe(list(zip(paths, labels, strict=True)), classes=given).data.classes == recipe_classes
+    with pytest.raises(DataError, match="classes= names 'cat' twice"):
+        st.default_recipe(columns, classes=["cat", "dog", "cat"])
     with pytest.raises(DataError, match="a label of the dataframe is 2, and there are 2 classes: dog, cat"):
         st.default_recipe(pandas.DataFrame({"path": paths, "label": [2] * 6}), classes=names)

@@ -126,6 +126,8 @@ def _by_position(data: Any) -> Any:
 
 def _name_and_classes(data: Any) -> tuple[str, list[str] | None]:
     """Return what a data set, or the one that it is a part of, is called, and its classes, if it lists them."""
+    if hasattr(data, "columns"):  # whose attributes are its columns
+        return type(data).__name__.lower(), None
     while not hasattr(data, "classes") and hasattr(data, "dataset"):
         data = data.dataset
     listed: Any = getattr(data, "classes", None)

@@ -41,7 +41,7 @@ const curves = (() => {
       ...(trace.error_y ? { error_y: bars(trace.error_y) } : {}),
     }));
     const yaxis = {
-      ...y, tickformat: y.tickformat.replace(/p$/, "r").replace(/%$/, "f"), ticksuffix: " %", ...(y.range ? { range: y.range.map(percent) } : {}),
+      ...y, tickformat: y.tickformat.replace(/\.3~p$/, ".4~r").replace(/p$/, "r").replace(/%$/, "f"), ticksuffix: " %", ...(y.range ? { range: y.range.map(percent) } : {}),
       ...(clip ? { autorangeoptions: { clipmin: percent(clip.clipmin), clipmax: percent(clip.clipmax) } } : {}),
     };
     return Plotly.react(box, shares, { ...plan, yaxis }, config);

@@ -60,7 +60,7 @@
         width: printing ? (wide ? 670 : 320) : here.clientWidth,
         height: printing ? 200 : here.clientHeight,
         x: figure.x ? { range: [0, 100], dtick: 20, ticksuffix: " %", title: { text: figure.x, standoff: 8, font: { size: 12 } } } : { rangemode: "tozero", title: curves.title(axis === "epoch", unit) },
-        y: { automargin: true, exponentformat: "power", rangemode: figure.zero ? "tozero" : "normal", tickformat: { top1: ".3~p", coverage: ".3~p", wait: ".2~%" }[figure.id] ?? "", ...(figure.id === "top1" ? curves.share : {}) },
+        y: { automargin: true, exponentformat: "power", rangemode: figure.zero ? "tozero" : "normal", tickformat: { top1: ".3~p", coverage: ".3~p", wait: ".2~%" }[figure.id] ?? "", ...(["top1", "coverage"].includes(figure.id) ? curves.share : {}) },
       });
       curves.draw(here, figure.traces.map((trace) => drawn(figure, trace)), plan, {
         displaylogo: false,

@@ -141,8 +141,11 @@ def _choose(data: object, chosen: dict[str, Any], *, finetune: bool, say: Say) -
             if finetune:
                 chosen.setdefault("model.train", WITHOUT_PROBE)  # nor features worth a fit
     columns = {name: chosen.get(f"data.{name}") for name in ("path_column", "label_column", "root")}
-    listed = chosen.get("data.classes")
-    listed = None if isinstance(listed, str | Path) else listed
+    listed: Any = chosen.get("data.classes")
+    listed = None if listed is None or isinstance(listed, str | Path | Mapping) else list(map(str, listed))
+    if listed and len({*listed}) < len(listed):
+        twice = next(name for k, name in enumerate(listed) if name in listed[:k])
+        raise DataError(f"classes= names {twice!r} twice: give each class a name of its own")
     train = source_of(data, **columns, classes=listed, say=say)
     if not isinstance(data, str | Path) and train.endswith(".rec"):  # packed: it has no columns any more
         if (split := chosen.get("data.split_column")) is not None:
@@ -152,7 +155,7 @@ def _choose(data: object, chosen: dict[str, Any], *, finetune: bool, say: Say) -
             )
         packed = {*columns} if listed is None else {*columns, "classes"}
         chosen = {key: value for key, value in chosen.items() if key.removeprefix("data.") not in packed}
-    elif listed is not None:
+    elif listed is not None and not isinstance(data, str | Path):
         chosen = {**chosen, "data.classes": class_list_beside(train, listed)}
     for key in ("data.val", "data.test"):
         if (other := chosen.get(key)) is not None and not isinstance(other, str | Path):
