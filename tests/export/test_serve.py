@@ -398,11 +398,11 @@ def test_base64_is_taken_as_libraries_write_it(
                 assert reply.body["images"][0]["classes"] == expected
     reply = ask(server, "/predict", json.dumps({"image": data[:40].hex() + "!"}).encode(), kind="application/json")
     assert (reply.status, reply.body["error"]) == (422, "it is not base64")
-    for body, kind in (
+    for named, kind in (
         (b'{"image": "cat.jpg"}', "application/json"),
         (b"image=my+cat.jpg", "application/x-www-form-urlencoded"),
     ):
-        reply = ask(server, "/predict", body, kind=kind)
+        reply = ask(server, "/predict", named, kind=kind)
         assert reply.status == 422
         assert "the name of a file: curl -F image=@cat.jpg" in reply.body["error"], kind
 

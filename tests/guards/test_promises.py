@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import steadytrain
-from steadytrain.__main__ import run
+from steadytrain.machine.children import run_program
 
 PROJECT = Path(__file__).parents[2]
 METADATA = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -63,14 +63,13 @@ def test_a_form_for_issues_is_one_that_github_takes(form: Path) -> None:
 
 
 @pytest.mark.parametrize("script", ["steady", "steadytrain"])
-def test_both_names_of_the_script_are_one_program_that_calls_itself_steady(
-    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_names_of_the_script_are_one_program_that_calls_itself_steady(script: str, tmp_path: Path) -> None:
     """``uvx steadytrain`` finds the command by the package's name; what to type next is spelt one way everywhere."""
     assert METADATA["scripts"][script] == "steadytrain.__main__:run"
+    program = tmp_path / script
+    program.write_text("import sys\nfrom steadytrain.__main__ import run\nsys.exit(run())\n")
     for words, line in ([], "Usage: steady COMMAND"), (["runs", "--help"], "Usage: steady runs"):
-        monkeypatch.setattr(sys, "argv", [f"/usr/bin/{script}", *words])
-        assert run() == 0
-        assert capsys.readouterr().out.startswith(line)
-    monkeypatch.setattr(sys, "argv", [script, "evaluate"])
-    assert run() == 2 and capsys.readouterr().err.startswith("steady: ")
+        ended = run_program([sys.executable, str(program), *words])
+        assert ended.code == 0 and ended.output.startswith(line)
+    ended = run_program([sys.executable, str(program), "evaluate"])
+    assert ended.code == 2 and ended.errors.startswith("steady: ")
