@@ -32,6 +32,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
+
 from steadytrain import __version__
 from steadytrain.machine import facts
 
@@ -48,8 +50,8 @@ PAGES = (
 )
 """In the order in which their commands are run: later pages use the runs of those before."""
 BLOCK = re.compile(r"^<!-- output of: (.+?) -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BUSY = 0.5
-"""Load for each core from which a machine is not called quiet."""
+BUSY = 0.25
+"""The share of the processors, taken by others just before a command, from which a machine is not called quiet."""
 WIDTH = 100
 
 
@@ -91,10 +93,8 @@ def old_blocks() -> list[str]:
             rows.append(f"{block.key}: the text was changed by hand")
         elif record["version"] != __version__:
             rows.append(f"{block.key}: recorded by {record['version']}, this is {__version__}")
-        elif record["load"] > BUSY * record["cores"]:
-            rows.append(
-                f"{block.key}: recorded beside other programs (load {record['load']} on {record['cores']} cores)"
-            )
+        elif record["busy"] > BUSY:
+            rows.append(f"{block.key}: recorded beside other programs ({record['busy']:.0%} of the processors)")
     return rows + [f"{key}: no such block any more" for key in records.keys() - {block.key for block in found}]
 
 
@@ -118,7 +118,7 @@ def record(pages: list[str], folder: Path, finetune: str) -> None:
     for block in blocks():
         if pages and block.page not in pages:
             continue
-        load = round(os.getloadavg()[0], 1)
+        busy = round(psutil.cpu_percent(interval=2) / 100, 2)
         text = run(block.command, folder, finetune)
         page = DOCS / block.page
         page.write_text(
@@ -135,13 +135,13 @@ def record(pages: list[str], folder: Path, finetune: str) -> None:
             "version": __version__,
             "machine": f"{facts.cpu_model()}, {platform.system()}",
             "cores": len(os.sched_getaffinity(0)),
-            "load": load,
+            "busy": busy,
             "digest": Block(block.page, block.command, text).digest,
         }
         known = {block.key for block in blocks()}
         rows = {key: row for key, row in sorted(records.items()) if key in known}
         RECORDS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")  # now: a later command may fail
-        print(f"recorded {block.key} (load {load})", flush=True)
+        print(f"recorded {block.key} ({busy:.0%} of the processors busy before)", flush=True)
 
 
 def main() -> int:
