@@ -22,6 +22,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEADYTRAIN_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow  # needs a machine that leaves half a minute for measuring
 def test_the_tuned_recipe_trains_and_is_explained(
     digits: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
