@@ -8,6 +8,7 @@ import signal
 import tempfile
 import time
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -307,3 +308,10 @@ def test_an_engine_on_a_gpu_asks_for_a_group_that_is_bound_to_it(monkeypatch: py
     monkeypatch.setattr(group, "new_group", lambda backend, device: asked.append((backend, device)), raising=False)
     Engine(torch.device("cuda", 3), group)
     assert asked == [("nccl", torch.device("cuda", 3))]
+
+
+def test_a_rank_whose_run_was_removed_writes_nothing_and_says_nothing(tmp_path: Path) -> None:
+    """Another rank was refused, and took the new run's folder away."""
+    rank = SimpleNamespace(record_path=tmp_path / "gone" / "a.json", world=World(), subgroups={}, collectives=list)
+    Group.dump(cast("Group", rank))
+    assert not any(tmp_path.iterdir())

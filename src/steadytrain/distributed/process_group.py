@@ -26,7 +26,15 @@ from torch.distributed.rendezvous import rendezvous
 from steadytrain.distributed.heartbeat import Heartbeat
 from steadytrain.distributed.peers import Peers
 from steadytrain.distributed.world import LOOPBACK, World
-from steadytrain.errors import FailedError, InputError, RankLostError, StalledError, SteadyError, first_line
+from steadytrain.errors import (
+    FailedError,
+    InputError,
+    RankLostError,
+    StalledError,
+    SteadyError,
+    StorageError,
+    first_line,
+)
 from steadytrain.files import replace_file
 from steadytrain.format import few
 from steadytrain.machine import cgroups
@@ -330,7 +338,7 @@ class Group:
         if self.record_path is not None:
             about = {"rank": self.world.rank, "ranks": self.world.size, "time": time.time()}
             record = {**about, "subgroups": self.subgroups, "entries": self.collectives()}
-            with suppress(OSError):
+            with suppress(OSError, StorageError):  # the run's folder may be gone, as where another rank was refused
                 replace_file(self.record_path, json.dumps(record))
 
     def begin_max(self, values: torch.Tensor) -> dist.Work:
