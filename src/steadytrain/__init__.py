@@ -104,11 +104,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"st.{name} needs scikit-learn: pip install scikit-learn")
     if "IPython" in sys.modules:  # a notebook: it shows results as the report does
         import_module("steadytrain.reports.notebook").register()
-    is_long = _PLACES[name].startswith("training") and "torch" not in sys.modules
-    if is_long := is_long and sys.stderr is not None and sys.stderr.isatty():
+    loads_torch = _PLACES[name].startswith("training") and "torch" not in sys.modules
+    is_shown = loads_torch and sys.stderr is not None and sys.stderr.isatty()
+    if is_shown:
         print("loading torch", end="\r", file=sys.stderr, flush=True)
     value = getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)
-    if is_long:
+    if is_shown:
         print(" " * len("loading torch"), end="\r", file=sys.stderr, flush=True)
     if not isinstance(value, FunctionType):
         return value

@@ -99,9 +99,9 @@ def hint_of_assignments(tokens: Sequence[str], verb: str, *, is_whole: bool = Fa
     """
     if not any(map(is_assignment, tokens)):
         return ""
-    if verb not in ("train", "finetune") and (places := _assigned_places(tokens)):
-        return f": files and folders are named without a word: {shlex.join(['steady', verb, *places])}"
     if verb not in ("train", "finetune"):
+        if places := _assigned_places(tokens):
+            return f": files and folders are named without a word: {shlex.join(['steady', verb, *places])}"
         return f": flags begin with dashes; steady {verb} --help shows all"
     ours = _dashed(tokens)
     flags = ours[next((k for k, word in enumerate(ours) if word.startswith("-")), len(ours)) :]

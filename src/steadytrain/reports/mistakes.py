@@ -175,11 +175,12 @@ def mistakes_section(account: Account, *, most_bytes: int = PHOTOGRAPH_BYTES) ->
             source = (small if is_small else large).get(row, "")
             return _picture(row, source, None if is_small else records, near)
 
+        rows = class_rows(_class_figures(mistakes)[:MOST_CLASSES], image_worth(account))
         return {
             "why": "",
             "intro": _intro(mistakes, account),
             "wrong": _wrong(mistakes),
-            "classes": (rows := class_rows(_class_figures(mistakes)[:MOST_CLASSES], image_worth(account))),
+            "classes": rows,
             "few": f"In italics: fewer than {LEAST_IMAGES} images, too few to measure."
             * any(row["few"] for row in rows),
             "listed": LISTED_CLASSES,

@@ -32,7 +32,7 @@ from typing import Any
 from steadytrain import __version__
 from steadytrain.errors import FailedError, InputError, StorageError, storage_errors
 from steadytrain.files import create, read_table, replace_file
-from steadytrain.format import Say, count, duration, size
+from steadytrain.format import Say, clean, count, duration, size
 from steadytrain.machine.web import Origin, RefusedError, check_redirect, client, is_inner, origin_of, split_url
 
 CHUNK_BYTES = 1 << 18
@@ -99,8 +99,7 @@ def _checked_mirror(mirror: str) -> str:
     if parts is None or parts.scheme not in ("https", "http") or not parts.hostname:
         raise InputError(f"--mirror {mirror} is no web address: give one such as https://mirror.example.org/datasets")
     if "@" in parts.netloc:
-        shown = f"{parts.scheme}://...@{parts.netloc.rpartition('@')[2]}{parts.path}"
-        raise InputError(f"--mirror {shown} holds a user or a password, which are not sent: leave them out")
+        raise InputError(f"--mirror {clean(mirror)} holds a user or a password, which are not sent: leave them out")
     if parts.scheme == "http" and not is_inner(mirror):
         raise InputError(f"--mirror {mirror} is plain http across the internet: give an https address")
     return mirror
