@@ -93,10 +93,11 @@ def tried(lr: float, epochs: float, loss: float, verdict: str = "best so far") -
     )
 
 
-def test_updates_that_helped_are_made_longer_and_others_at_a_lower_rate() -> None:
-    helped, not_helped = tried(1e-3, 8, 0.4), tried(1e-3, 8, 0.48)
+def test_the_best_updates_are_made_longer_and_others_at_a_lower_rate() -> None:
+    helped, barely, not_helped = tried(1e-3, 8, 0.4), tried(1e-3, 8, 0.48), tried(1e-3, 8, 0.51)
     assert next_try([helped], PROBE, 100, fills=True)[:2] == (1e-3, 16)
     assert next_try([helped], PROBE, 30, fills=True)[:2] == (1e-3, 30)  # what were left would not do for longer ones
+    assert next_try([barely], PROBE, 100, fills=True)[:2] == (1e-3, 16)  # longer ones often help where these did not
     assert next_try([not_helped], PROBE, 100, fills=True)[:2] == pytest.approx((3e-4, 8))
     assert next_try([helped], PROBE, 9, fills=True)[:2] == pytest.approx((3e-4, 9))
 
@@ -104,7 +105,7 @@ def test_updates_that_helped_are_made_longer_and_others_at_a_lower_rate() -> Non
 def test_it_ends_where_two_tries_brought_less_than_their_error_or_no_time_is_left() -> None:
     _, epochs, why = next_try([tried(1e-3, 8, 0.4), tried(1e-3, 16, 0.38), tried(3e-4, 8, 0.41)], PROBE, 99, fills=True)
     assert not epochs and "two tries in a row" in why
-    assert next_try([tried(1e-3, 8, 0.4), tried(1e-3, 16, 0.38)], PROBE, 99, fills=True)[1] == 8
+    assert next_try([tried(1e-3, 8, 0.4), tried(1e-3, 16, 0.42)], PROBE, 99, fills=True)[1] == 8
     _, epochs, why = next_try([tried(1e-3, 8, 0.4)], PROBE, 3.9, fills=True)
     assert not epochs and "too short" in why
 
@@ -114,6 +115,7 @@ def test_updates_that_undid_the_probe_begin_again_slower_for_what_is_left() -> N
     assert next_try([undone], PROBE, 100, fills=True)[:2] == pytest.approx((3e-4, 8))
     assert next_try([undone], PROBE, 6.5, fills=False)[:2] == pytest.approx((3e-4, 6.5))  # what is left of the run
     assert next_try([undone], PROBE, 0.5, fills=True)[1] == 0
+    assert next_try([undone, tried(3e-4, 8, 0.48)], PROBE, 100, fills=True)[:2] == (3e-4, 16)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ LOWER = 0.3
 """What the learning rate is multiplied by where updates undid the probe, or did not help."""
 
 LONGER = 1.5
-"""Times the length of updates that helped, below which more at the same rate would bring little."""
+"""Times the length of the best updates, below which more at the same rate would bring little."""
 
 MOST_UNDONE = 2
 """Times that updates are ended because they undid the probe: after that, at 0.09 of the first rate, they go on."""
@@ -44,8 +44,8 @@ def is_below(newest: Evaluated, probe: Evaluated) -> bool:
 def next_try(tried: Sequence[Tried], probe: Evaluated, fitting: float, *, fills: bool) -> tuple[float, float, str]:
     """Choose the updates that begin next from the probe: learning rate, epochs, and why; 0 epochs: none do.
 
-    The rule: a lower rate where updates undid the probe, or lowered the loss by less than its standard error; else the
-    same rate for at least twice as long. It ends where two in a row brought less than that, or too little time is left.
+    The rule: the same rate for longer where updates came to the lowest loss so far; a lower rate where they did not, or
+    undid the probe. It ends where two in a row lowered it by less than its standard error, or too little time is left.
     Whole schedules are compared: one epoch favours the lower rate (Wu et al. 2018, "Understanding Short-Horizon Bias in
     Stochastic Meta-Optimization").
 
@@ -74,7 +74,7 @@ def next_try(tried: Sequence[Tried], probe: Evaluated, fitting: float, *, fills:
         return 0.0, 0.0, f"the run ends early: {why}"
     if room < max(LEAST_EPOCHS, 0.75 * last):
         return 0.0, 0.0, "the time left is too short for another try"
-    if helps[-1] and room >= LONGER * last:
+    if losses[-1] < min(losses[:-1]) and room >= LONGER * last:
         return chosen(rate, room if room < 4 * last else round(2 * last), "longer updates are tried")
     return chosen(rate * LOWER, first_epochs(room), "a lower rate is tried")
 
