@@ -80,7 +80,12 @@ def leftovers(counts: Mapping[str, int]) -> list[str]:
     marked = [name for name in counts if _MARKED.match(name)]
     plain = sorted(counts[name] for name in counts.keys() - marked if counts[name])
     most = plain[0] / 2 if len(plain) > 1 else -1
-    return [name for name in marked if plain and (_LEFTOVER.search(name) or counts[name] <= most)]
+    return [name for name in marked if plain and (is_leftover(name) or counts[name] <= most)]
+
+
+def is_leftover(name: str) -> bool:
+    """Return whether a folder's name says that it is a recycle bin or a cache: ``#recycle``, ``_thumbs``."""
+    return bool(_MARKED.match(name) and _LEFTOVER.search(name))
 
 
 def repeated(names: Sequence[str], key: Callable[[str], str]) -> Iterator[tuple[int, int]]:

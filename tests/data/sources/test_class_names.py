@@ -246,3 +246,10 @@ def test_places_are_doubted_only_where_labels_seem_to_count_from_one(
     _, numbers = classes_from_texts(labels, classes=classes, where="a.csv", say=said.append)
     assert numbers.tolist() == list(map(int, labels))
     assert any(line.startswith("warning: a.csv: no label is 0") for line in said) == is_doubtful
+
+
+def test_a_label_that_may_be_none_is_said() -> None:
+    said: list[str] = []
+    names, _ = classes_from_texts(["cat", "nan", "dog"], classes=None, where="a.csv", say=said.append)
+    assert names == ("cat", "dog", "nan")
+    assert said == ["warning: a.csv: nan is read as a class: take these lines out if their images have no label"]

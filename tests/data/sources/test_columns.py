@@ -503,3 +503,51 @@ def test_meanings_of_splits_work_wherever_data_are_named(tmp_path: Path, read: R
         assert (len(opened.train), opened.val and len(opened.val)) == (2, 1)
     with Unpacked.open(path, split="test", split_column=meanings) as unpacked:
         assert unpacked.name(0) == "d.png"
+
+
+@pytest.mark.parametrize(
+    ("values", "option"),
+    [
+        (("fit", "fit", "validation", "test"), "3:fit=train"),
+        (("UNASSIGNED", "", "TEST", "TEST"), "3:=val,UNASSIGNED=train"),
+    ],
+)
+def test_words_for_two_splits_or_one_without_a_header_are_asked_about(
+    read: Read, values: tuple[str, ...], option: str
+) -> None:
+    rows = "".join(f"{name}.png,{'xy'[n % 2]},{values[n]}\n" for n, name in enumerate(NAMES))
+    with pytest.raises(DataError, match=f"--split-column {option}") as refused:
+        read(rows, columns=ColumnNames(labels=("2",)))
+    typed = shlex.split(str(refused.value).partition("--split-column ")[2])[0]
+    train, *_ = read(rows, columns=ColumnNames(labels=("2",), split=typed))
+    assert train.split == "train"
+    if "fit" in values:
+        with pytest.raises(DataError, match="--split-column stage:fit=train"):
+            read(f"path,label,stage\n{rows}")
+
+
+def test_splits_in_another_language_are_guessed_by_their_order_and_shown(read: Read) -> None:
+    values = ("entrenamiento", "entrenamiento", "validacion", "prueba")
+    rows = "".join(
+        f"{name}.png,{'xy'[n % 2]},{value}\n" for n, (name, value) in enumerate(zip(NAMES, values, strict=True))
+    )
+    with pytest.raises(DataError, match="split:entrenamiento=train,prueba=test,validacion=val"):
+        read(f"path,label,split\n{rows}")
+    said: list[str] = []
+    read(f"path,label,conjunto\n{rows}", said)
+    assert said[0].endswith("not used: conjunto (entrenamiento, prueba, validacion)")
+
+
+def test_values_in_objects_of_json_lines_are_columns(read: Read) -> None:
+    rows = [{"image": f"{name}.png", "label": {"id": n, "name": "xy"[n % 2]}} for n, name in enumerate(NAMES)]
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    with pytest.raises(DataError, match=r"columns: image, label\.id, label\.name"):
+        read(text, name="a.jsonl")
+    [listing] = read(text, name="a.jsonl", columns=ColumnNames(labels=("label.name",)))
+    assert (listing.classes, listing.labels.tolist()) == (("x", "y"), [0, 1, 0, 1])
+
+
+def test_a_key_that_the_first_object_lacks_is_a_column(read: Read) -> None:
+    rows = [{"image": f"{name}.png"} | ({"label": "x"} if n else {}) for n, name in enumerate(NAMES)]
+    with pytest.raises(DataError, match="line 1: the label is empty"):
+        read("".join(f"{json.dumps(row)}\n" for row in rows), name="a.jsonl")

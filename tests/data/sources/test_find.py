@@ -236,7 +236,7 @@ def test_what_is_left_out_as_a_recycle_bin_is_named_and_may_be_excluded(tmp_path
     said: list[str] = []
     [listing] = found(source, tmp_path / "scratch", said)
     assert listing.classes == ("cat", "dog")
-    assert said == [f"{source}: #recycle/ left out, named like recycle bins and caches: rename what is a class"]
+    assert said == [f"{source}: #recycle/ left out, named like recycle bins, caches and masks: rename what is a class"]
     [(_, card)] = pack(source, tmp_path / "out", exclude=["#recycle"], say=lambda _: None)
     assert card.classes == ("cat", "dog")
     with pytest.raises(DataError, match="there is no class #recycle"):

@@ -124,6 +124,19 @@ def _fiftyone_classes(root: Path) -> None:
     _file(root / "labels.json", {"classes": WORDS, "labels": {str(n): n % 2 for n in range(4)}})
 
 
+def _datumaro(root: Path) -> None:
+    _pictures(root / "images" / "default")
+    items: list[dict[str, Any]] = [
+        {"id": str(n), "annotations": [{"type": "label", "label_id": n % 2}], "image": {"path": f"{n}.png"}}
+        for n in range(4)
+    ]
+    del items[0]["image"]
+    names = [{"name": word, "parent": ""} for word in WORDS]
+    _file(
+        root / "annotations" / "default.json", {"info": {}, "categories": {"label": {"labels": names}}, "items": items}
+    )
+
+
 TABLES: dict[str, tuple[Callable[[Path], None], str]] = {
     "COCO": (_coco(("train2017", "val2017"), "annotations/instances_{}.json"), "COCO"),
     "COCO, images": (_coco(("images/train", "images/val"), "annotations/{}.json"), "COCO"),
@@ -142,6 +155,7 @@ TABLES: dict[str, tuple[Callable[[Path], None], str]] = {
     "Label Studio, short": (_label_studio_short, "Label Studio"),
     "FiftyOne": (_fiftyone, "FiftyOne"),
     "FiftyOne, classes": (_fiftyone_classes, "FiftyOne"),
+    "Datumaro": (_datumaro, "Datumaro"),
 }
 
 
@@ -357,3 +371,30 @@ def test_a_mistake_in_the_table_is_not_taken_for_the_annotations(tmp_path: Path)
     _file(tmp_path / "labels.csv", "path,labels\n0.png,cat\nnowhere.png\n")
     with pytest.raises(DataError, match="line 3"):
         found(tmp_path / "set", tmp_path / "scratch", labels=tmp_path / "labels.csv")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [{"image": f"{n}.png", "label": WORDS[n % 2]} for n in range(4)],
+        {f"{n}.png": WORDS[n % 2] for n in range(4)},
+        {f"{n}.png": {"label": WORDS[n % 2]} for n in range(4)},
+        {word: [f"{n}.png" for n in range(4) if WORDS[n % 2] == word] for word in WORDS},
+        {"path": {str(n): f"{n}.png" for n in range(4)}, "label": {str(n): WORDS[n % 2] for n in range(4)}},
+        {"data": [{"image": f"{n}.png", "label": WORDS[n % 2]} for n in range(4)]},
+    ],
+    ids=["records", "pairs", "objects", "paths of classes", "pandas", "one list"],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_labels_in_json_become_a_table(tmp_path: Path, labels: Any, indent: int | None) -> None:
+    _pictures(tmp_path)
+    path = tmp_path / "labels.json"
+    path.write_text(json.dumps(labels, indent=indent))
+    for source in (path, tmp_path):
+        with pytest.raises(DataError, match=f"JSON with labels: write .* and give {path}l: ") as refused:
+            found(source, tmp_path / "scratch")
+        subprocess.run(["sh", "-c", str(refused.value).partition("labels.jsonl: ")[2]], check=True)
+        [listing] = found(f"{path}l", tmp_path / "scratch")
+        pairs = {name: listing.classes[n] for name, n in zip(listing.names, listing.labels, strict=True)}
+        assert pairs == {f"{n}.png": WORDS[n % 2] for n in range(4)}
+        Path(f"{path}l").unlink()

@@ -711,3 +711,68 @@ def test_tars_of_splits_and_others_with_folders_of_classes_are_still_refused(tmp
         write_tar(tmp_path / "set" / f"{name}.tar", _images("cat/0.jpg", "dog/1.jpg"))
     with pytest.raises(DataError, match=r"some file names name a split and some do not \(extra\.tar\)"):
         found(tmp_path / "set", tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("pack", [_folder, _tar, _zip])
+def test_a_class_may_lack_a_split_that_others_have(tmp_path: Path, pack: Callable[[Files, Path], Path]) -> None:
+    files = _images("cat/Train/1.jpg", "cat/Val/2.jpg", "dog/Train/3.jpg")
+    listings = found(pack(files, tmp_path / "set"), tmp_path / "scratch")
+    assert _labels(listings, files) == {
+        "train": {"cat/Train/1.jpg": "cat", "dog/Train/3.jpg": "dog"},
+        "val": {"cat/Val/2.jpg": "cat"},
+    }
+
+
+@pytest.mark.parametrize("pack", [_folder, _tar, _zip])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["cat/train/1.jpg", "cat/test/2.jpg", "dog/3.jpg"], r"\(cat: test, train\), and not every folder"),
+        (["cat/1.jpg", "dog/1.jpg", "prueba/cat/1.jpg", "prueba/dog/1.jpg"], r"prueba \(cat, dog\) .* move prueba out"),
+        (["a b/1.jpg", "dog/1.jpg", "new/A B/1.jpg", "new/dog/1.jpg", "new/elk/1.jpg"], r"new \(A B, dog, elk\) and"),
+    ],
+)
+def test_test_images_never_become_training_images_of_a_class(
+    tmp_path: Path, names: list[str], message: str, pack: Callable[[Files, Path], Path]
+) -> None:
+    source = pack(_images(*names), tmp_path / "set")
+    with pytest.raises(DataError, match=message):
+        found(source, tmp_path / "scratch")
+
+
+def test_a_class_called_test_is_said(tmp_path: Path) -> None:
+    messages: list[str] = []
+    source = _folder(_images("cat/1.jpg", "dog/1.jpg", "test/2.jpg", "valid/3.jpg"), tmp_path / "set")
+    found(source, tmp_path / "scratch", messages)
+    assert messages == [f"warning: {source}: test is read as a class: if it holds images of all classes, move it out"]
+
+
+@pytest.mark.parametrize("pack", [_folder, _tar, _zip])
+def test_masks_and_recycle_bins_inside_a_class_are_left_out(
+    tmp_path: Path, pack: Callable[[Files, Path], Path]
+) -> None:
+    messages: list[str] = []
+    names = ["cat/images/1.jpg", "cat/masks/1.png", "cat/images/#recycle/2.jpg", "dog/1.jpg", "dog/_thumbs/1.jpg"]
+    source = pack(_images(*names), tmp_path / "set")
+    [listing] = found(source, tmp_path / "scratch", messages)
+    assert listing.counts() == (1, 1)
+    assert messages == [
+        f"{source}: cat/masks/, cat/images/#recycle/, dog/_thumbs/ left out, named like recycle bins, caches and masks:"
+        " rename what is a class"
+    ]
+
+
+def test_of_splits_in_another_language_the_largest_is_trained_on(tmp_path: Path) -> None:
+    names = [
+        f"{split}/{word}/{n}.jpg" for split, count in [("测试", 1), ("训练", 3)] for word in "ab" for n in range(count)
+    ]
+    source = _folder(_images(*names), tmp_path / "set")
+    with pytest.raises(DataError, match=f"steady train '{source}/训练' --val '{source}/测试'"):
+        found(source, tmp_path / "scratch")
+
+
+def test_archives_of_two_splits_are_never_classes(tmp_path: Path) -> None:
+    for stem in ("training_cat", "training_dog", "validation_cat"):
+        _tar(_images("1.jpg", "2.jpg"), tmp_path / "set" / stem)
+    with pytest.raises(DataError, match="holds classes that the class list lacks"):
+        found(tmp_path / "set", tmp_path / "scratch")

@@ -16,6 +16,7 @@ from tests.data.sources.samples import content, encoded, found, write_tar
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.packing.prepare import prepare
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import source_name
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import Unpacked
@@ -309,7 +310,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "paths as texts": (
         _table({"file_name": ["a.png", "b.png"], "label": [0, 1]}, types={"file_name": pa.string()}),
-        "no column for images",
+        "none of the 2 paths in .* exists",
     ),
 }
 
@@ -439,3 +440,29 @@ def test_a_data_set_in_memory_is_told_how_to_be_saved() -> None:
         DataError, match=r"the data are a dict, and this takes the name of a folder or a file: save images"
     ):
         source_name({})
+
+
+def test_a_column_of_splits_beside_images_is_honoured(tmp_path: Path) -> None:
+    usage = ["Training", "Training", "PublicTest", "Other"]
+    columns = {"image": _images(4), "label": [0, 1, 0, 1], "Usage": usage, "patient": ["p", "p", "q", "r"]}
+    path = _write(tmp_path / "a.parquet", _table(columns, types={"Usage": pa.string(), "patient": pa.string()}))
+    with pytest.raises(DataError, match="--split-column Usage:Other=none,PublicTest=test"):
+        found(path, tmp_path / "s")
+    named = ColumnNames(split="Usage:Other=none,PublicTest=test")
+    train, test = found(path, tmp_path / "s", columns=named, group="patient")
+    assert (train.split, train.names, list(train.groups or ())) == ("train", ["0000.png", "0001.png"], ["p", "p"])
+    assert (test.split, test.names, test.labels.tolist()) == ("test", ["0002.png"], [0])
+
+
+def test_a_table_of_paths_is_read_as_any_table(tmp_path: Path) -> None:
+    names = [f"im/{number}.png" for number in range(6)]
+    (tmp_path / "im").mkdir()
+    for number, name in enumerate(names):
+        (tmp_path / name).write_bytes(encoded(number))
+    columns = {"path": names, "label": ["x", "y"] * 3, "split": ["train"] * 4 + ["test"] * 2}
+    path = _write(tmp_path / "a.parquet", pa.table(columns))
+    train, test = found(path, tmp_path / "s")
+    assert (train.names, train.classes, train.labels.tolist()) == (names[:4], ("x", "y"), [0, 1, 0, 1])
+    assert (test.split, test.names) == ("test", names[4:])
+    moved = path.rename(tmp_path / "im" / "a.parquet")
+    assert found(moved, tmp_path / "s", root=tmp_path)[0].names == names[:4]

@@ -125,3 +125,10 @@ def test_what_python_writes_comes_back(lists: list[list[str]]) -> None:
     assert cells is not None
     if not cells.is_multi_hot:
         assert [cells.parts[repr(items)] for items in lists] == [tuple(items) for items in lists]
+
+
+def test_choices_of_label_studio_are_several_labels() -> None:
+    cell = '{"choices":["cat","dog"]}'
+    cells = read_cells(["cat", cell], header="choice", where="a.csv")
+    assert cells is not None
+    assert cells.parts == {"cat": ("cat",), cell: ("cat", "dog")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,9 @@ def test_unused_columns_are_reported(read: Read, tmp_path: Path) -> None:
     messages: list[str] = []
     read("path,label,label_id,photographer\na.jpg,cat,7,me\nb.jpg,dog,8,you\n")
     found(tmp_path / "a.csv", tmp_path, messages)
-    assert messages[0].endswith("paths and labels are read from 'path', 'label'; not used: label_id, photographer")
+    assert messages[0].endswith(
+        "paths and labels are read from 'path', 'label'; not used: label_id, photographer (me, you)"
+    )
 
 
 REFUSED = {
@@ -257,7 +260,7 @@ def test_wrong_rows_are_reported_with_their_line(read: Read, case: str) -> None:
 
 
 def test_other_encodings_are_named(read: Read) -> None:
-    with pytest.raises(DataError, match=r"is not UTF-8 text \(0xe9 found\).*iconv -f LATIN1 -t UTF-8 a\.csv"):
+    with pytest.raises(DataError, match=r"is not UTF-8 text \(0xe9 found;.*iconv -f cp1252 -t UTF-8 "):
         read("path,label\na.jpg,bébé\nb.jpg,chat\n".encode("latin-1"))
     with pytest.raises(DataError, match="iconv -f UTF-16"):
         read("path,label\na.jpg,cat\n".encode("utf-16"))
@@ -546,3 +549,23 @@ def test_values_beyond_what_records_hold_exactly_are_refused_by_line(read: Read)
         read("path,a,b\na.jpg,16777216,3\nb.jpg,16777217,3\n")
     [classes] = read("path,label\na.jpg,16777216\nb.jpg,16777217\n")
     assert classes.classes == ("16777216", "16777217")
+
+
+def test_the_code_page_of_a_table_is_asked_for_and_the_command_works(read: Read, tmp_path: Path) -> None:
+    for text, code_page in [
+        ("path,label\na.jpg,猫\nb.jpg,狗\n", "gbk"),
+        ("path,label\na.jpg,Käfer\nb.jpg,dog\n", "cp1252"),
+    ]:
+        with pytest.raises(DataError, match=r"gbk: .*cp1252: ") as refused:
+            read(text.encode(code_page))
+        command = str(refused.value).partition("code page, ")[2]
+        assert command.startswith(f"iconv -f {code_page} ")
+        subprocess.run(["sh", "-c", command], check=True)
+        assert (tmp_path / "a-utf8.csv").read_text("utf-8") == text
+
+
+def test_printed_quotation_marks_are_no_part_of_a_name(read: Read) -> None:
+    for marks in ("“”", "«»", "„“", "\u2018\u2019"):
+        [listing] = read(f"path,label\na.jpg,{marks[0]}cat{marks[1]}\nb.jpg,{marks[0]}dog{marks[1]}\n")
+        assert listing.classes == ("cat", "dog")
+    assert read("path,label\na.jpg,(cat)\nb.jpg,(dog)\n")[0].classes == ("(cat)", "(dog)")

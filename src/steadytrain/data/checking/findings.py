@@ -37,7 +37,6 @@ _REPLACED = "training uses another image instead, evaluation refuses it"
 _LEFT_OUT = "left out when packed"
 _LOST = "these records are lost; a reader stops there"
 _REFUSED = "the file is refused"
-_TOO_HIGH = "the measured accuracy is too high"
 
 _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = {
     # what the whole is

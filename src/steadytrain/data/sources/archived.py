@@ -60,7 +60,8 @@ def _are_classes(archives: list[SourceFile]) -> bool:
     They are if other names do not sound so, and each holds images in one folder, without labels.
     """
     stems = [archive.path.name.partition(".")[0] for archive in archives]
-    if len(folder_splits(stems)) == len(stems) or not any(map(split_of, stems)):
+    splits = folder_splits(stems)  # of cat-train and cat-val there are two
+    if len(splits) == len(stems) or len({*splits.values()}) > 1 or not any(map(split_of, stems)):
         return False
     for archive in archives:
         files = read_archives([archive], lambda _: None)
@@ -110,7 +111,7 @@ def _list_members(request: Request) -> list[Listing]:
         files = read_archives(request.files, lambda _: None, by_stem=True)
         refuse_columns(request)
         top = folder.build_tree(files, strip=False)
-        return folder.list_tree(top, files, root=request.where, classes=request.classes)
+        return folder.list_tree(top, files, root=request.where, classes=request.classes, say=request.say)
     if top.is_flat(files) and (truth := imagenet.truth_beside(request.where, files.names)) is not None:
         return label(request, truth, files)
     return _list_tree(request, top, files)

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -49,6 +49,7 @@ _MEASURES = re.compile(
 _FOLDER = re.compile(r"[^./\\][/\\][^/\\]+$")  # the end of a path that has one
 _STORES = ("gs", "s3", "s3a", "az", "abfs", "abfss", "wasbs", "oss", "obs", "cos", "hdfs")
 _MOST_PIXELS = 16
+_FEW = 3  # values of a column that may tell the splits in other words than those known
 _TRUTHS = {"true": "1", "false": "0"}
 _FLAG = re.compile(r"-?\d+(\.0*)?|true|false|yes|no|[tfyn]|", re.IGNORECASE)
 _ABBREVIATED = {word[:length]: split for word, split in SPLITS.items() for length in range(2, len(word))}
@@ -153,14 +154,20 @@ class TableColumns:
             raise ValueError(f"the label {label!r} is not a number")
         return require_exact(float(number))
 
-    def remark(self, path: Path, say: Say) -> None:
-        """Return what of a table was guessed, or goes unused."""
+    def remark(self, path: Path, rows: Sequence[Sequence[str]], say: Say) -> None:
+        """Say what of a table was guessed, or goes unused; of a column of few words in the first ``rows`` these too."""
         if self.is_guess:
             say(f"{path}: the first line is read as column names ({', '.join(self.names[:5])}), not as an image")
         if not self.labels:
             say(f"{path} has no label column: the folder of an image is its class")
         used = {self.path, *self.labels, self.split, self.group}
-        if unused := [name for place, name in enumerate(self.names) if place not in used and name.strip()]:
+        unused = []
+        for place, name in enumerate(self.names):
+            values = {row[place].strip() for row in rows[1:] if len(row) > place}
+            are_few = 1 < len(values) <= _FEW and all(value and not is_number(value) for value in values)
+            if place not in used and name.strip():
+                unused.append(name + f" ({', '.join(sorted(values))})" * are_few)
+        if unused:
             named = ", ".join(repr(self.names[place].strip()) for place in (self.path, *self.labels[:3]))
             say(f"{path}: paths and labels are read from {named}; not used: {', '.join(unused[:5])}")
 
@@ -320,12 +327,15 @@ def _find_split(
     return sure[0] if sure else None
 
 
-def _may_be_splits(header: str, values: Collection[str], *, is_settled: bool) -> bool:
+def _may_be_splits(header: str, values: Mapping[str, int], *, is_settled: bool) -> bool:
     """Tell whether a column may tell the splits, not only by words for them; ``is_settled``: another has the labels."""
     name, words = plain(header), {value.casefold() for value in values}
     split, others = split_words(header)
     if not 1 < len(words) <= MOST_LISTED:
         return False
+    told = {SPLITS[word] for word in words & SPLITS.keys()}
+    if is_settled and (len(told) > 1 or (told - {"train"} and not name[:1].isalpha())):
+        return True
     if "split" in others and (is_settled or name == "split"):
         return True
     is_told = bool(split) or (not others and name[:1].isalpha())  # "train_test" has two
@@ -339,14 +349,17 @@ def _may_be_splits(header: str, values: Collection[str], *, is_settled: bool) ->
     return (are_words and num_splits > 1) or (is_named and not SPLITS.keys().isdisjoint(words))
 
 
-def _guess(header: str, values: Collection[str]) -> dict[str, str]:
-    """The split that each value of a column may mean, or ``none``."""
+def _guess(header: str, values: Mapping[str, int]) -> dict[str, str]:
+    """The split that each value of a column, with its first line, may mean, or ``none``."""
     yes = split_words(header)[0]
     if yes and all(map(_FLAG.fullmatch, values)):
         return {v: yes if v[:1] in {*"1tTyY"} else "test" if yes == "train" else "train" for v in values}
     guess = {value: split_words(value)[0] or _ABBREVIATED.get(value.casefold(), "none") for value in values}
-    in_order = dict(zip(sorted(values), ("train", "val", "test"), strict=False))
-    return guess if "train" in guess.values() else guess | in_order
+    left = [split for split in ("train", "val", "test") if split not in guess.values()]
+    unknown = [value for value in sorted(values) if guess[value] == "none"]
+    if not all(not value or is_number(value) for value in unknown):
+        unknown.sort(key=values.__getitem__)  # tables begin with the training set
+    return guess if "train" in guess.values() else guess | dict(zip(unknown, left, strict=False))
 
 
 def _require_splits(subject: str, name: str, lines: Mapping[str, int], meanings: dict[str, str]) -> None:

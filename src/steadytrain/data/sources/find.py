@@ -100,7 +100,7 @@ def find(
     except OSError as error:
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
-        is_of_table = any(file.kind == "text" for file in request.opened.values())
+        is_of_table = any(file.kind == "text" and file.path.suffix != ".json" for file in request.opened.values())
         named = ""
         with suppress(SteadyError, OSError):
             named = _name_format(request.where) if labels is root is None and not is_of_table else ""
@@ -113,7 +113,7 @@ def find(
         raise
     for listing in listings:
         if odd := [n for n in listing.passed_over if n.endswith("/") and n.count("/") > bool(listing.split)]:
-            say(f"{source}: {few(odd)} left out, named like recycle bins and caches: rename what is a class")
+            say(f"{source}: {few(odd)} left out, named like recycle bins, caches and masks: rename what is a class")
         if not source.lower().endswith(".lst"):  # MXNet packs such a part of a set; training refuses it
             require_two_classes(listing.classes, listing.labels, source)
     return listings
@@ -251,7 +251,7 @@ def _name_format(where: Path) -> str:
     classes = [folder for folder in folders if folder and not split_words(folder)[0] and not is_wrapper(folder, "")]
     table = tomllib.loads(resources.files("steadytrain.data.sources").joinpath("formats.toml").read_text("utf-8"))
     for row in table["formats"]:
-        if ("alone" in row and folders) or ("table" in row and len(classes) > 1):
+        if ("alone" in row and folders) or ("table" in row and len(classes) > 1) or ("flat" in row and classes):
             continue
         fit = [name for name in names if re.search(row["file"], name)][:_MOST_TRIED]
         fit = [name for name in fit if re.search(row.get("holds", ""), start(name), re.DOTALL)]

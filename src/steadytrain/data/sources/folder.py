@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steadytrain.data.filenames import is_ignored, is_image, leftovers, split_words
+from steadytrain.data.filenames import folder_splits, is_ignored, is_image, is_leftover, leftovers, split_words
 from steadytrain.data.names import Names
 from steadytrain.data.sources.labels import require_known
 from steadytrain.data.sources.layout import (
@@ -36,6 +36,7 @@ from steadytrain.data.sources.layout import (
     flat_folder,
     flat_splits,
     holds_images,
+    kept_inside,
     labels_from_names,
     labels_in_names,
     look_on_disk,
@@ -69,7 +70,7 @@ class Folder:
         while waiting:
             folder = waiting.pop()
             yield folder
-            waiting += (folder.folders[name] for name in sorted(folder.folders, reverse=True))
+            waiting += (folder.folders[name] for name in sorted(kept_inside(folder.folders), reverse=True))
 
     def at(self, path: str) -> Folder:
         """Return the folder at a path below this one, made if need be."""
@@ -213,7 +214,15 @@ def list_tree(
     splits = {split: top.at(path) for split, path in paths.items()}
     for split, class_paths in ({} if paths else splits_in_classes(look)).items():
         splits[split] = Folder(folders={name: top.at(path) for name, path in class_paths.items()})
-    if not splits and (beside := splits_beside_classes(look, root, classes)):
+    inside = {name: [*inner.folders] for name, inner in top.folders.items() if not is_leftover(name)}
+    divided = [name for name, held in inside.items() if len({*folder_splits(held).values()}) > 1]
+    if not splits and classes is None and 0 < len(divided) < len(inside):
+        held_in = f"{divided[0]}: {few(sorted(inside[divided[0]]))}"
+        raise DataError(
+            f"{root}: some folders hold splits ({held_in}), and not every folder holds a train: put the images of each"
+            " class into folders of splits, or into none"
+        )
+    if not splits and (beside := splits_beside_classes(look, root, inside, classes or (), say)):
         tops = [path.partition("/")[0] for path in beside.values()]
         held = {name: folder for name, folder in top.folders.items() if name not in tops}
         splits = {"train": replace(top, folders=held), **{split: top.at(path) for split, path in beside.items()}}
@@ -313,6 +322,9 @@ def _list_classes(
     rows = {name: rows_in_order(inner, files) for name, inner in by_name.items()}
     odd = leftovers({name: len(images) for name, images in rows.items()})
     left_out = [by_name.pop(name).name for name in odd if name not in kept and name not in (class_list or ())]
+    parts = [part for inner in by_name.values() for part in inner.walk()]
+    for part in parts:
+        left_out += [part.folders[name].name for name in sorted(part.folders.keys() - kept_inside(part.folders))]
     rows = {name: rows[name] for name in by_name}
     names = tuple(sorted(by_name)) if class_list is None else tuple(class_list)
     counts = [len(rows.get(name, ())) for name in names]
@@ -330,9 +342,8 @@ def _list_classes(
     others = (
         sorted([*folder.images, *folder.others]) if on_disk else list(_sorted([*folder.images, *folder.others], files))
     )
-    for inner in by_name.values():
-        for part in inner.walk():
-            others += _sorted(part.others, files)
+    for part in parts:
+        others += _sorted(part.others, files)
     prefix = len(top.name) + bool(top.name)
 
     def below_top(row: int) -> str:

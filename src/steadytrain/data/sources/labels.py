@@ -90,12 +90,16 @@ def classes_from_texts(
     places: dict[str, int] = {}  # of the different labels, in the order in which they come
     inverse = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int64)
     labels = [class_name(text) for text in places]
-    is_quoted = all(len(label) > 2 and label[0] == label[-1] in "\"'" for label in labels)
+    marks = {f"{unicodedata.category(label[0])}{unicodedata.category(label[-1])}" for label in labels if label}
+    is_printed = marks <= {"PiPf", "PfPi", "PsPi", "PsPf"}  # not those of (cat)
+    is_quoted = all(len(label) > 2 and (is_printed or label[0] == label[-1] in "\"'") for label in labels)
     if is_quoted and not set(labels) & set(classes or ()):
         labels = [class_name(label[1:-1]) for label in labels]  # marks around every name are no part of it
     if None not in map(whole_number, labels) and (classes is None or not set(labels) & set(classes)):
         labels = [label.partition(".")[0] for label in labels]
     if classes is None:
+        if odd := [label for label in labels if label.casefold() == "nan"]:
+            say(f"warning: {where}: {odd[0]} is read as a class: take these lines out if their images have no label")
         are_numbers = all(map(is_number, labels))  # sorted by value; words by code point
         names = tuple(sorted(set(labels), key=lambda name: (float(name) if are_numbers else 0.0, name)))
         number_of: Mapping[str, int] = {name: number for number, name in enumerate(names)}

@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,7 @@ from steadytrain.data.filenames import (
     holds_no_labels,
     is_ignored,
     is_image,
+    is_leftover,
     is_wrapper,
     leftovers,
     split_words,
@@ -33,7 +34,7 @@ from steadytrain.data.names import Names
 from steadytrain.data.recordio.card import RunClasses
 from steadytrain.data.storage.local_files import is_of_the_system, read_patiently
 from steadytrain.errors import DataError
-from steadytrain.format import few
+from steadytrain.format import Say, few
 
 TABLES = (".csv", ".tsv", ".lst", ".jsonl", ".ndjson", ".manifest")
 TOOLS_TABLES = ("metadata.csv", "metadata.jsonl", "metadata.parquet", "_classes.csv")
@@ -65,6 +66,11 @@ def without_leftovers(folders: Sequence[str]) -> list[str]:
     """Leave out recycle bins and caches."""
     odd = leftovers(dict.fromkeys(folders, 1))
     return [name for name in folders if name not in odd]
+
+
+def kept_inside(folders: Collection[str]) -> list[str]:
+    """Leave out, of folders inside a class, recycle bins, caches, and masks beside images."""
+    return [name for name in _without_annotations([*folders]) if not is_leftover(name)]
 
 
 def look_on_disk(source: Path) -> FolderLook:
@@ -199,7 +205,8 @@ def _words_for_alike(look: FolderLook, where: Path, paths: Sequence[str], base: 
         unpack = f"Unpack it ({command if where.suffix.lower() != '.zip' else f'unzip -q {shown} -d {into}'}). "
     splits = {path: split_words(path.partition("/")[0])[0] for path in paths}
     is_divided = not any(splits.values()) and all(split_words("".join(path.split("/")[1:2]))[0] for path in paths)
-    ordered = sorted(paths, key=lambda path: ("train", "", "val", "test").index(splits[path]))
+    sizes = {path: sum(len(look(f"{path}/{name}").images) for name in look(path).folders) for path in paths}
+    ordered = sorted(paths, key=lambda path: (("train", "", "val", "test").index(splits[path]), -sizes[path]))
     num_parts = sum(split in ("train", "") for split in splits.values())
     places = [shlex.quote(str(folder / (path.partition("/")[0] if is_divided else path))) for path in ordered]
     other = num_parts % len(places) or 1
@@ -225,39 +232,48 @@ def splits_in_classes(look: FolderLook) -> dict[str, dict[str, str]]:
     """Find the folders of splits that lie in the folders of classes: ``cat/train``, ``cat/test``, ``dog/train``, ...
 
     Returns:
-        The folder of each class, by split and by the class's folder; none where not all classes are so divided.
+        The folder of each class, by split and by the class's folder; none where not all classes have one to train with.
     """
     folders_of: dict[str, dict[str, str]] = {}
     folders = look("").folders
     for name in folders:
         entries = look(name)
         splits = folder_splits(entries.folders)
-        if entries.images or len(splits) < 2 or len(splits) < len(entries.folders) or "train" not in splits.values():
+        if entries.images or len(splits) < len(entries.folders) or "train" not in splits.values():
             return {}
         for inner, split in splits.items():
             if name in folders_of.setdefault(split, {}):
                 return {}
             folders_of[split][name] = f"{name}/{inner}"
-    if len(folders) < 2 or any(len(classes) < len(folders) for classes in folders_of.values()):
+    if len(folders) < 2 or len(folders_of) < 2:
         return {}
     return {split: folders_of[split] for split in ("train", "val", "test") if split in folders_of}
 
 
-def splits_beside_classes(look: FolderLook, where: Path, classes: Sequence[str] | None = None) -> dict[str, str]:
+def splits_beside_classes(
+    look: FolderLook, where: Path, inside: Mapping[str, Sequence[str]], classes: Collection[str], say: Say
+) -> dict[str, str]:
     """Find the folders of splits that lie beside the folders of classes: ``cat``, ``dog`` and ``test/cat``.
 
-    Most folders in such a one have names of those beside it. One that ``classes`` has is a class. Raises DataError for
-    two folders of one split, and for a training set beside the classes.
+    Most folders in such a one have names of those beside it. ``inside`` has the folders in each folder; of ``classes``
+    one is a class. Raises DataError for two folders of one split, and where no word tells which split it is.
     """
-    names = {name.strip().casefold() for name in look("").folders}
+    names = {name.strip().casefold() for name in inside}
+    splits = folder_splits([name for name in inside if name not in classes])
     beside: dict[str, str] = {}
-    for name, split in folder_splits([name for name in look("").folders if name not in (classes or ())]).items():
-        inside = look(path := _unwrap(look, name)).folders
-        if 2 * sum(inner.strip().casefold() in names for inner in inside) <= len(inside):
-            continue
-        if split == "train" or beside.setdefault(split, path) != path:
+    for name in sorted(inside.keys() - classes) if len(inside) > 1 else ():
+        split = splits.get(name, "")
+        held = look(path := _unwrap(look, name)).folders if split else inside[path := name]
+        others = names - {name.strip().casefold()}
+        if 2 * sum(inner.strip().casefold() in others for inner in held) <= len(held):
+            if split in ("val", "test") and not held and name.casefold() not in ("valid", "dev"):
+                say(f"warning: {where}: {name} is read as a class: if it holds images of all classes, move it out")
+        elif split in ("", "train") or beside.setdefault(split, path) != path:
             other = beside.get(split, "folders of the same names beside it").partition("/")[0]
-            raise DataError(f"{where} holds {name} ({few(inside)}) and {other}: keep one of them")
+            raise DataError(
+                f"{where} holds {name} ({few(held)}) and {other}: keep one of them, or move {name} out of {where} and"
+                " give it with --val or --test"
+            )
     return {split: beside[split] for split in ("val", "test") if split in beside}
 
 

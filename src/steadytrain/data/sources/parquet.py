@@ -12,26 +12,28 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from steadytrain.data.filenames import is_image, missing_shards, split_of
+from steadytrain.data.filenames import is_image, missing_shards, order_splits, split_of
 from steadytrain.data.names import Names
 from steadytrain.data.sources.archives import is_compressed, open_source, unpack
-from steadytrain.data.sources.columns import LABELS, plain
+from steadytrain.data.sources.columns import LABELS, find_columns, plain
 from steadytrain.data.sources.labels import class_name, classes_from_texts
 from steadytrain.data.sources.layout import NO_CLASSES, read_entries
 from steadytrain.data.sources.listing import FileList, Labels, Listing, Pieces
+from steadytrain.data.sources.select import take
 from steadytrain.data.sources.several import multi_hot
 from steadytrain.data.sources.source import COLUMNS, Request, SourceKind
 from steadytrain.data.storage.scratch import new_path
 from steadytrain.errors import DataError, storage_errors
 from steadytrain.format import Say, count, few
 
-_ROWS_AT_ONCE = 32
+_ROWS_AT_ONCE, _SAMPLE = 32, 1000
 _MOST_CARD = 4 << 20  # bytes
 _IMAGE = re.compile(r"\w*binary\w*|struct<(.*, )?bytes: \w*binary.*>")
 _CELL = re.compile(r"((large_)?list<\w+: )?(\w*string\w*|u?int\d+|bool)\b.*|float|double|dictionary<.*")
@@ -77,7 +79,7 @@ def group_files(paths: Sequence[Path], root: Path, say: Say) -> dict[str, list[P
     return splits if len(splits) > 1 else {"": list(*splits.values())}
 
 
-def list_files(request: Request, paths: Sequence[Path], split: str) -> Listing:
+def list_files(request: Request, paths: Sequence[Path], split: str) -> list[Listing]:
     """List the files of a split; their images are written one behind the other, so that each can be read by itself.
 
     Raises:
@@ -94,15 +96,27 @@ def list_files(request: Request, paths: Sequence[Path], split: str) -> Listing:
     likely = known[:1] if named.trained else of_classes or known[:1] or cells
     label = _choose("--label-column", "labels", named.labels or likely, types, paths[0])
     class_names = names_of.get(label, ())
+    sample = [["", *map(str, row.values())] for row in islice(_rows(paths[0], cells), _SAMPLE)]
+    chosen = replace(named, path=image, labels=(label,), split="none" if split else named.split)
+    try:
+        table = find_columns([[image, *cells], *sample], group=request.group, named=chosen, is_headed=True)
+    except DataError as error:
+        raise DataError(f"{paths[0]}: {error}") from None
+    told, grouped = ([] if place is None else [table.names[place]] for place in (table.split, table.group))
     names, sizes, texts, used = Names(), array("q"), list[Any](), set[Any]()
+    splits, groups = list[str](), Names()
 
     def write() -> Iterator[bytes]:
         for path in paths:
-            for number, row in enumerate(_rows(path, [image, label])):
+            for number, row in enumerate(_rows(path, list({image, label, *told, *grouped}))):
                 value, where = row[image], f"{path}:{number}"
                 data, name = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, "")
                 if name and data is None:
                     raise DataError(f"{where} has an image's path ({name}) and not its bytes: save_to_disk writes them")
+                splits.append(table.splits.get(str(row[told[0]]).casefold(), "") if told else split)
+                if told and not splits[-1]:
+                    raise DataError(f"{where}: {told[0]} is {row[told[0]]}: name its split with --split-column")
+                groups.extend(str(row[name]) for name in grouped)
                 texts.append(_label_of(row[label], class_names, f"{where}, in the column {label},"))
                 names.append(name if name and name not in used else f"{path.name}:{number}")
                 used.add(name)
@@ -125,7 +139,17 @@ def list_files(request: Request, paths: Sequence[Path], split: str) -> Listing:
     else:
         classes, labels = classes_from_texts(texts, classes=classes, where=where, say=say)
     listing = files.listing(range(len(size)), labels, root=root, classes=classes, split=split)
-    return replace(listing, label_names=label_names, label_column=plain(label))
+    listing = replace(listing, label_names=label_names, label_column=plain(label), groups=groups or None)
+    parts = {part: np.flatnonzero(np.array(splits) == part) for part in dict.fromkeys(splits)}
+    return [replace(take(listing, rows), split=part) for part, rows in order_splits(parts).items()]
+
+
+def is_of_paths(request: Request) -> bool:
+    """Return whether a Parquet file is a table of paths: it holds no images."""
+    if len(request.paths) != 1 or request.kinds != {"parquet"}:
+        return False
+    types = next(_rows(request.paths[0]))[0].values()
+    return not any(map(_IMAGE.fullmatch, types)) and any("string" in kind for kind in types)
 
 
 def as_text(path: Path, scratch: Path) -> Path:
@@ -221,7 +245,7 @@ def _list_request(request: Request) -> list[Listing]:
     listings: list[Listing] = []
     for split, group in group_files(paths, where, request.say).items():
         try:
-            listings.append(list_files(request.part(where, group, after=listings), group, split))
+            listings += list_files(request.part(where, group, after=listings), group, split)
         except DataError as error:
             if split != "test":
                 raise
@@ -230,7 +254,9 @@ def _list_request(request: Request) -> list[Listing]:
 
 
 def _is_parquet(request: Request) -> bool:
-    return bool(find_files(request.where)) if request.is_folder else request.kinds <= {"parquet", "arrow"}
+    if request.is_folder:
+        return bool(find_files(request.where))
+    return request.kinds <= {"parquet", "arrow"} and not is_of_paths(request)
 
 
 PARQUET = SourceKind("Parquet or Arrow files", _is_parquet, _list_request, (COLUMNS,))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from steadytrain.config.plain import parse_json
 from steadytrain.data.filenames import is_image
+from steadytrain.data.sources.zip_names import readings
 from steadytrain.errors import DataError, read_errors
 from steadytrain.files import require_regular
 
@@ -175,8 +177,16 @@ def _read_words(lines: Iterator[str], delimiter: str) -> Rows:
 
 
 def _read_objects(lines: Iterator[str], path: Path) -> Rows:
-    """The keys of the first object, and the values of each; those that are objects themselves are left out."""
-    names: list[str] = []
+    """The keys of the first objects, and the values of each; of an object in an object, ``label.name``."""
+    objects = _parse_objects(lines, path)
+    first = list(islice(objects, _SAMPLE_LINES))
+    names = {key: None for _, fields in first for key, value in fields.items() if not isinstance(value, dict)}
+    yield 0, [*names]
+    for number, fields in chain(first, objects):
+        yield number, [_cell(fields, key) for key in names]
+
+
+def _parse_objects(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -192,10 +202,8 @@ def _read_objects(lines: Iterator[str], path: Path) -> Rows:
             raise DataError(
                 f"{path}: line {number} is not a JSON object{why}; each needs an image's path and its label"
             )
-        if not names:
-            names = [key for key, value in fields.items() if not isinstance(value, dict)]
-            yield 0, names
-        yield number, [_cell(fields, key) for key in names]
+        inner = [key for key, value in fields.items() if isinstance(value, dict) and not key.endswith(_METADATA)]
+        yield number, fields | {f"{key}.{name}": value for key in inner for name, value in fields[key].items()}
 
 
 def _cell(fields: dict[str, object], key: str) -> str:
@@ -223,10 +231,15 @@ def read_text(stored_at: Path, path: Path) -> Iterator[str]:
                 yield "\n" if is_hint else line
     except UnicodeDecodeError as error:
         with stored_at.open("rb") as start:
-            form = "UTF-16" if start.read(2) in (b"\xff\xfe", b"\xfe\xff") else "LATIN1"
+            lines_of_bytes = start.read(_LONGEST_LINE).splitlines()
+        shown, form = "its first bytes are a mark of UTF-16", "UTF-16"
+        if lines_of_bytes[0][:2] not in (b"\xff\xfe", b"\xfe\xff"):
+            shown, form = readings(lines_of_bytes[:_SAMPLE_LINES])
+            form = "cp1252" if re.search(rb"[A-Za-z][\x80-\xff][a-z]", b"\n".join(lines_of_bytes)) else form
+        copy = path.with_name(f"{path.stem}-utf8{path.suffix}")
         raise DataError(
-            f"{path} is not UTF-8 text ({error.object[error.start]:#04x} found): save it as UTF-8, or"
-            f" iconv -f {form} -t UTF-8 {path.name} > utf8.csv"
+            f"{path} is not UTF-8 text ({error.object[error.start]:#04x} found; {shown}): save it as UTF-8, or, with"
+            f" the right code page, iconv -f {form} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(copy))}"
         ) from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error

@@ -153,6 +153,8 @@ def _read_list(cell: str) -> tuple[str, ...] | None:
             values = read(cell)
         except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             continue
+        if isinstance(values, dict) and len(values) == 1:  # Label Studio's {"choices": ["cat", "dog"]}
+            [values] = values.values()
         if isinstance(values, list | tuple | set) and all(isinstance(value, str | int | float) for value in values):
             return tuple(map(str, values))
         return None

@@ -26,6 +26,7 @@ from steadytrain.data.names import Names
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import name_by_folders, read_lines, require_exact
 from steadytrain.data.recordio.reader import MOST_CLASSES
+from steadytrain.data.sources import parquet
 from steadytrain.data.sources.archives import SourceFile
 from steadytrain.data.sources.columns import (
     MOST_LISTED,
@@ -269,7 +270,7 @@ def read_table(request: Request, path: Path, images: NamedImages, stored_at: Pat
         columns = find_columns([row for _, row in first], numbered=numbered, is_file=is_file, **options)
     except DataError as error:
         raise error if where in str(error) else DataError(f"{path}: {error}") from None
-    columns.remark(path, say)
+    columns.remark(path, [row for _, row in first], say)
     rows = islice(read_rows(stored_at, path, delimiter), 1 if columns.names else 0, None)
     body = _read_body(path, images.root, rows, columns, classes, say)
     class_names, label_names, labels = _labels_of(path, body, columns, classes, say)
@@ -494,7 +495,7 @@ def _are_values(texts: Sequence[str], classes: Sequence[str] | None) -> bool:
 def _list_table_file(request: Request) -> list[Listing]:
     path = request.where
     images = NamedImages(request.root or path.parent, table=path, say=request.say)
-    return read_table(request, path, images, request.files[0].stored_at)
+    return read_table(request, path, images, parquet.as_text(request.files[0].stored_at, request.scratch))
 
 
 def list_lst(
@@ -513,8 +514,9 @@ def _list_list(request: Request) -> list[Listing]:
 
 def _is_table(request: Request) -> bool:
     name = request.where.name.lower()
-    return request.kinds == {"text"} and ("." not in name or any(ending in name for ending in _ENDINGS))
+    is_text = request.kinds == {"text"} and ("." not in name or any(ending in name for ending in _ENDINGS))
+    return is_text or parquet.is_of_paths(request)
 
 
 LIST = SourceKind("a list (.lst)", lambda request: request.kinds == {"list"}, _list_list, (ROOT,), is_one_file=True)
-TABLE = SourceKind("a table (CSV, TSV, JSON lines)", _is_table, _list_table_file, (ROOT, COLUMNS), is_one_file=True)
+TABLE = SourceKind("a table (CSV, JSON lines, Parquet)", _is_table, _list_table_file, (ROOT, COLUMNS), is_one_file=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from steadytrain.errors import DataError
@@ -61,14 +61,19 @@ def are_plain(names: Sequence[bytes]) -> bool:
 
 def ask_for_code_page(names: Sequence[bytes], of: str) -> DataError:
     """Make the error about names of the zip ``of`` that are by no known code page: it shows what they may be."""
-    parts = list(dict.fromkeys(part for name in names for part in name.split(b"/") if not part.isascii()))
-    texts: dict[str, str] = {}
+    shown, code_page = readings(part for name in names for part in name.split(b"/"))
+    return DataError(
+        f"{of} does not tell the code page of its names ({shown}): name the right one, such as --zip-names {code_page}"
+    )
+
+
+def readings(texts: Iterable[bytes]) -> tuple[str, str]:
+    """Return what the first two of some texts that are not ASCII may be by each code page, and one of these."""
+    parts = list(dict.fromkeys(part for part in texts if not part.isascii()))
+    known: dict[str, str] = {}
     for code_page in _CODE_PAGES:
         with suppress(UnicodeDecodeError):
             b", ".join(parts).decode(code_page)
-            texts.setdefault(b", ".join(parts[:2]).decode(code_page), code_page)
-    shown = "; ".join(f"{code_page}: {printable(text)}" for text, code_page in texts.items())
-    return DataError(
-        f"{of} does not tell the code page of its names ({shown or 'of none that is common'}): name the right one, such"
-        f" as --zip-names {next(iter(texts.values()), 'cp1250')}"
-    )
+            known.setdefault(b", ".join(parts[:2]).decode(code_page), code_page)
+    shown = "; ".join(f"{code_page}: {printable(text)}" for text, code_page in known.items())
+    return shown or "of none that is common", next(iter(known.values()), "cp1250")
