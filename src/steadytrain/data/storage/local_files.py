@@ -66,11 +66,7 @@ def is_of_the_system(error: OSError) -> bool:
 
 
 def rows_at(data: Pixels, starts: Ints, width: int) -> Pixels:
-    """Copy uint8[n, width] from each place of some bytes on: whole rows at a time, not byte by byte.
-
-    >>> rows_at(np.arange(6, dtype=np.uint8), np.array([3, 0]), 2).tolist()
-    [[3, 4], [0, 1]]
-    """
+    """Copy uint8[n, width] from each place of some bytes on: whole rows at a time, not byte by byte."""
     rows = np.ndarray(max(0, len(data) - width + 1), f"V{width}", data, strides=(1,))
     return rows[starts].view(np.uint8).reshape(-1, width)
 

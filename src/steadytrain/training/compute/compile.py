@@ -62,7 +62,7 @@ def compile_update(
     """
     if recipe.precision.compile == "none":
         return update, None
-    device, eager, refusal, is_sharded = state.engine.device, pass_of(update, state), "", state.engine.is_sharded
+    device, eager, refusal = state.engine.device, pass_of(update, state), ""
     mode: str = recipe.precision.compile
     forward_in_parts: Forward | None = None
     if records_graphs(mode, device):
@@ -82,7 +82,7 @@ def compile_update(
             forward: Forward = update.forward
             for block in state.engine.blocks(state.module):
                 vars(block)["forward"] = _CompiledBlock(block, mode)
-            if not is_sharded:
+            if not state.engine.is_sharded:
                 forward = _compile(update.objective, mode)
             compiled = replace(eager, forward=forward)
             settling = SETTLING[device.type]
@@ -102,15 +102,13 @@ def compile_update(
                     vars(block)["forward"] = made.before
             return update, None
     graphs, pieces = (now - before for now, before in zip(_traced_and_pieces(), traced, strict=True))
-    cuts = []
-    if pieces > graphs and isinstance(update.call, DistributedDataParallel):
-        cuts = [f"ranks exchange gradients in the backward pass: cut into {pieces} pieces at each 25 MB of them"]
+    cut = f"ranks exchange gradients in the backward pass: cut into {pieces} pieces at each 25 MB of them"
     return replace(update, forward=forward, forward_in_parts=forward_in_parts), Compiled(
         step=state.cursor.step,
         mode=mode,
         seconds=max(0.0, first - settling * fastest),
         graphs=pieces,
-        breaks=(*dict.fromkeys(_breaks()[breaks:]), *cuts),
+        breaks=(*dict.fromkeys(_breaks()[breaks:]), *[cut] * (group is not None and pieces > graphs)),
         images=len(eager.batch.labels) * state.engine.world.size,
         eager_seconds=eager_seconds,
         compiled_seconds=fastest,
