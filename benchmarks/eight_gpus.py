@@ -20,8 +20,8 @@ are ready is that of a CPU. How much updates vary is not known of more than one 
 taken (``results/scale_published.json``). GPUs of a machine are joined by NVLink 4, machines of eight by NDR.
 
 ``pieces``: in how many pieces ResNet-50, its preprocessing and its loss are compiled, counted on a CPU: one in a
-process alone, more as one of several ranks, where DistributedDataParallel cuts the network to exchange gradients early.
-The rates of ``training`` are those of one piece: what the cuts cost on a GPU is not known.
+process alone, more as one of several ranks, where torch cuts it to exchange gradients early. The rates of ``training``
+are those of one piece: what the cuts cost on a GPU is not known.
 
 usage: python benchmarks/eight_gpus.py [--session results/gpu_session.json] [--cores 112] [--save]
 """
@@ -194,27 +194,31 @@ def pieces() -> dict[str, int]:
     """Count what the compiler is given: for a process alone, and for one of several ranks (a group of one does)."""
     import timm
     import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    counts = {}
-    for name, wrap in (("a process alone", lambda network: network), ("one of several ranks", DistributedDataParallel)):
-        torch.compiler.reset()
-        network, given = wrap(timm.create_model("resnet50")), list[Any]()
+    from steadytrain.distributed.engine import Engine
+    from steadytrain.distributed.process_group import init_group
+    from steadytrain.distributed.world import World
+    from steadytrain.launch.supervise import free_port
 
-        def objective(images: Any, labels: Any, network: Any = network) -> Any:
-            return torch.nn.functional.cross_entropy(network((images.float() / 255 - 0.5) / 0.25), labels)
+    def objective(network: Any, images: Any, labels: Any) -> Any:
+        return torch.nn.functional.cross_entropy(network((images.float() / 255 - 0.5) / 0.25), labels)
 
-        def keep(code: Any, inputs: Any, given: list[Any] = given) -> Any:
+    def count(group: Any) -> int:
+        given = list[Any]()
+
+        def keep(code: Any, inputs: Any) -> Any:
             given.append(code)
             return code
 
-        images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
-        torch.compile(objective, backend=keep)(images, torch.zeros(2, dtype=torch.long)).backward()
-        counts[name] = len(given)
-    dist.destroy_process_group()
-    return counts
+        torch.compiler.reset()
+        images, labels = torch.zeros(2, 3, 64, 64, dtype=torch.uint8), torch.zeros(2, dtype=torch.long)
+        network = Engine(torch.device("cpu"), group).prepare(timm.create_model("resnet50"))
+        compiled = torch.compile(objective, backend=keep)
+        (compiled(network, images, labels) if group is None else network(images, labels, by=compiled)).backward()
+        return len(given)
+
+    with init_group(World(port=free_port())) as group:
+        return {"a process alone": count(None), "one of several ranks": count(group)}
 
 
 def _scale(*words: str) -> dict[str, Any]:

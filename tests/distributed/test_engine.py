@@ -68,6 +68,18 @@ def test_the_module_keeps_its_parameters_and_their_names(engine: Engine) -> None
     assert list(before) == list(after) and all(before[name] is after[name] for name in before)
 
 
+def test_a_function_of_the_network_is_called_within_the_exchange(engine: Engine) -> None:
+    """Compiled code is such a function: nothing of what ranks exchange lies between its parts."""
+    call, images = engine.prepare(module := _model()), torch.arange(12.0).reshape(4, 3)
+    if call is module:
+        return  # nothing is exchanged in a pass
+    engine.backward(call(images, by=lambda network, images: network(images).square().mean()), last=True)
+    alone = _model()
+    alone(images).square().mean().backward()
+    for a, b in zip(module.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
 def test_state_goes_out_and_comes_in_again(engine: Engine) -> None:
     engine.load_state_dict(engine.state_dict())
 

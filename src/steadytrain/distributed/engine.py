@@ -111,7 +111,7 @@ class Engine:
             return module
         ddp: Any = DistributedDataParallel
         parallel: DistributedDataParallel = ddp(
-            module,
+            _Called(module),
             device_ids=[self.device] if self.device.type == "cuda" else None,
             process_group=self._ranks,
             init_sync=step == 0,  # what is resumed is equal, or each rank's own
@@ -348,6 +348,17 @@ class Engine:
         """Restore what :meth:`state_dict` returned, on any number of ranks, before the module is prepared."""
         power = state.get("powersgd")
         self._saved_power = power if isinstance(power, Mapping) else None
+
+
+class _Called(nn.Module):
+    """A network, called by itself or by a function of it: what ranks exchange is in the function's backward pass."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any, by: Callable[..., Any] | None = None) -> Any:
+        return self.module(*inputs) if by is None else by(self.module, *inputs)
 
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

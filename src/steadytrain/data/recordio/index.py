@@ -25,7 +25,7 @@ from steadytrain.data.recordio.framing import (
     read_payload,
     unpack,
 )
-from steadytrain.data.storage.local_files import LocalFile, read_patiently
+from steadytrain.data.storage.local_files import LocalFile, read_patiently, rows_at
 from steadytrain.errors import DataError
 from steadytrain.files import replace_file, require_regular
 from steadytrain.format import whole_number
@@ -52,7 +52,8 @@ def read_index(path: Path) -> Offsets:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, OverflowError):
         raise DataError(f"{path.name} is not an index ({_wrong_line(path)})") from None
-    offsets.sort()
+    if (offsets[1:] < offsets[:-1]).any():
+        offsets.sort()
     return offsets
 
 
@@ -171,16 +172,16 @@ def read_columns(file: Readable, offsets: Offsets) -> RecordColumns:
         DataError: an offset begins no record, a record is too short, or records differ in how many labels they have.
     """
     ids = np.empty(len(offsets), np.int64)
-    flags = np.empty(len(offsets), np.int64)
+    flags = np.empty(len(offsets), np.uint32)
     labels = np.empty((len(offsets), 1), np.float32)
     for start in range(0, len(offsets), _BLOCK):
         part = slice(start, start + _BLOCK)
         flags[part], ids[part], labels[part, 0] = _heads(file, offsets[part])
-    widths = np.unique(np.maximum(flags, 1))
-    if len(widths) > 1:
-        raise DataError(f"its records hold {widths[0]} to {widths[-1]} labels: only equally many can be used")
+    least, most = max(1, int(flags.min(initial=2**32 - 1))), max(1, int(flags.max(initial=0)))
+    if least < most:
+        raise DataError(f"its records hold {least} to {most} labels: only equally many can be used")
     if flags.any():
-        labels = _vectors(file, offsets, flags.astype(bool), labels, int(widths[0]))
+        labels = _vectors(file, offsets, flags.astype(bool), labels, least)
     return RecordColumns(ids, labels)
 
 
@@ -219,8 +220,7 @@ def _gather(file: Readable, offsets: Offsets, width: int) -> NDArray[np.uint8]:
         raise DataError(f"the record at byte {last:,} is too short for an image header, or beyond the end of the file")
     if not isinstance(file, memoryview):
         return file.gather(offsets, width)
-    gathered: NDArray[np.uint8] = np.frombuffer(file, dtype=np.uint8)[offsets[:, None] + np.arange(width)]
-    return gathered
+    return rows_at(np.frombuffer(file, dtype=np.uint8), offsets, width)
 
 
 def _vectors(

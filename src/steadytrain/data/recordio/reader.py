@@ -430,6 +430,8 @@ def nearest_whole(labels: NDArray[np.float32]) -> NDArray[np.float32]:
     [1.0, 2.5, 7.0, -1.0]
     """
     whole = np.rint(labels)
+    if np.array_equal(whole, labels):
+        return labels
     noise = np.maximum(1e-5, 2 * np.finfo(np.float32).eps * np.abs(labels))
     with np.errstate(invalid="ignore"):  # infinities
         return np.where(np.abs(labels - whole) <= noise, whole, labels)

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from steadytrain.config import Recipe
 from steadytrain.config.parts import GRAPH_OPTIMIZERS
@@ -49,12 +50,6 @@ WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no
 """Modes that record CUDA graphs, and those that make the same code without. A graph's gradients lie in its own memory,
 which its next launch writes over: several passes cannot add them up (pytorch issue 169545)."""
 
-_AT_EXCHANGE = (
-    "ranks exchange gradients in the backward pass: what is before the network, the network and the loss are compiled"
-    " apart, and the network is cut where about 25 MB of gradients are ready to go"
-)
-"""A break that one process has not: its rate tells a little too much of theirs."""
-
 _PLUMBING = (str(Path(torch.__file__).parent), contextlib.__file__, str(Path(__file__).parent))
 
 
@@ -67,7 +62,7 @@ def compile_update(
     """
     if recipe.precision.compile == "none":
         return update, None
-    device, eager, refusal, is_sharded = state.engine.device, pass_of(update, state), "", state.engine.is_sharded
+    device, eager, refusal = state.engine.device, pass_of(update, state), ""
     mode: str = recipe.precision.compile
     forward_in_parts: Forward | None = None
     if records_graphs(mode, device):
@@ -80,16 +75,15 @@ def compile_update(
                 update.objective, without, notice, f"from here on compiled as {without}, not {mode}: {why}"
             )
     with preserve_process(device), preserve_buffers(state.module), _keep_code():
-        counters, breaks = torch._dynamo.utils.counters["stats"], len(_breaks())
-        graphs = counters["unique_graphs"]
+        traced, breaks = _traced_and_pieces(), len(_breaks())
         try:
             eager.seconds()  # warm-up
             eager_seconds = eager.fastest(ROUNDS)
             forward: Forward = update.forward
             for block in state.engine.blocks(state.module):
                 vars(block)["forward"] = _CompiledBlock(block, mode)
-            if not is_sharded:
-                forward = torch.compile(eager.forward.__call__, mode=mode, dynamic=False)  # type: ignore[operator]
+            if not state.engine.is_sharded:
+                forward = _compile(update.objective, mode)
             compiled = replace(eager, forward=forward)
             settling = SETTLING[device.type]
             first = sum(compiled.seconds() for _ in range(settling))
@@ -107,16 +101,30 @@ def compile_update(
                 if isinstance(made := vars(block).get("forward"), _CompiledBlock):
                     vars(block)["forward"] = made.before
             return update, None
+    graphs, pieces = (now - before for now, before in zip(_traced_and_pieces(), traced, strict=True))
+    cut = f"ranks exchange gradients in the backward pass: cut into {pieces} pieces at each 25 MB of them"
     return replace(update, forward=forward, forward_in_parts=forward_in_parts), Compiled(
         step=state.cursor.step,
         mode=mode,
         seconds=max(0.0, first - settling * fastest),
-        graphs=counters["unique_graphs"] - graphs,
-        breaks=(*dict.fromkeys(_breaks()[breaks:]), *([] if group is None or is_sharded else [_AT_EXCHANGE])),
+        graphs=pieces,
+        breaks=(*dict.fromkeys(_breaks()[breaks:]), *[cut] * (group is not None and pieces > graphs)),
         images=len(eager.batch.labels) * state.engine.world.size,
         eager_seconds=eager_seconds,
         compiled_seconds=fastest,
     )
+
+
+def _compile(objective: Forward, mode: str) -> Forward:
+    """Return the objective by compiled code; of ranks that exchange gradients all of it, not the network alone."""
+    compiled: Forward = torch.compile(objective.__call__, mode=mode, dynamic=False)  # type: ignore[operator]
+
+    def forward(call: nn.Module, images_BHWC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(call, DistributedDataParallel):  # which is never compiled: within it, nothing is parted
+            return call(images_BHWC, labels, by=compiled)  # type: ignore[no-any-return]
+        return compiled(call, images_BHWC, labels)
+
+    return forward
 
 
 class _CompiledBlock:
@@ -147,7 +155,7 @@ def _compile_late(objective: Forward, mode: str, notice: Callable[[str], None], 
     def forward(module: nn.Module, images_BHWC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         if not compiled:
             torch.compiler.reset()  # graphs keep the memory of a whole pass
-            compiled.append(torch.compile(objective.__call__, mode=mode, dynamic=False))  # type: ignore[operator]
+            compiled.append(_compile(objective, mode))
             notice(message)
         with _keep_code():
             return compiled[0](module, images_BHWC, labels)
@@ -175,13 +183,17 @@ def _keep_code() -> Iterator[None]:
         os.environ[name] = before or default_cache_dir()
 
 
+def _traced_and_pieces() -> tuple[int, int]:
+    """Return how many graphs were traced so far, and of how many pieces: torch cuts one where ranks exchange."""
+    counters = torch._dynamo.utils.counters
+    return counters["stats"]["unique_graphs"], counters["aot_autograd"]["total"]
+
+
 def _breaks() -> list[str]:
     """List the graph breaks: where Python came between compiled pieces (the innermost line of no library), and why."""
     breaks = []
     for reason in torch._dynamo.utils.graph_break_reasons:
         places = [(frame.filename, frame.lineno) for frame in reason.user_stack]
-        if places and places[-1][0] == torch.nn.parallel.distributed.__file__:
-            continue  # the wrapper by which ranks exchange gradients is never compiled: see _AT_EXCHANGE
         place = next((place for place in reversed(places) if not place[0].startswith(_PLUMBING)), None)
         if place is not None:
             file = Path(place[0])
