@@ -22,7 +22,7 @@ Status = Literal["finished", "running", "interrupted", "failed"]
 RECENT_SECONDS = 300.0
 SILENT_SECONDS = 60.0  # a run that goes on accounts for its seconds twice as often
 PACE_SECONDS = 120.0
-FORWARD_SHARE = 1 / 3  # of an update's work: a forward pass is half as much as the backward one
+FORWARD_SHARE = 1 / 3  # share of an update's work: a forward pass is half as much as the backward one
 MAX_SAVED = 8
 MAX_NOTICED = 100
 
