@@ -48,7 +48,7 @@ def find(paths: Iterable[str | Path]) -> Found[Run]:
     runs: dict[Path, Run] = {}
     notes: list[str] = []
     for path in map(Path, paths):
-        if is_run(path):
+        if Run.is_run(path) or not path.is_dir():
             started = [open_run(path)]
         else:
             inside, reasons = runs_inside(path)
@@ -155,18 +155,13 @@ def pick(path: str | Path) -> Picked:
         return seen.status == "running" or (seen.status == "waiting" and seen.process is not None)
 
     folder = Path(path)
-    if is_run(folder):
+    if Run.is_run(folder) or not folder.is_dir():
         return Picked(open_run(folder))
     runs, _ = runs_inside(folder)
     if not runs:
         raise RunError(f"{folder} is not a run (no recipe.json), nor a folder with runs in it")
     running = sorted((run for run in runs if goes_on(run)), key=touched)
     return Picked(running[-1], tuple(running[:-1])) if running else Picked(max(runs, key=touched))
-
-
-def is_run(path: Path) -> bool:
-    """Return whether a path is to be opened as a run: it is one, or it is no folder."""
-    return Run.is_run(path) or not path.is_dir()
 
 
 def open_run(path: Path) -> Run:

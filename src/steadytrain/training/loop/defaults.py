@@ -302,11 +302,11 @@ def _begin(
         raise RunError(
             f"{data} is a run, not data: steady train {data} resumes it, and --weights {data} starts from it"
         )
-    if not finetune and (is_run := _open_run(data, chosen)) is not None:
+    if not finetune and (named := _open_run(data, chosen)) is not None:
         if run is not None:
-            raise RunError(f"{is_run.directory} is a run, which goes on in its own folder: leave out run={str(run)!r}")
+            raise RunError(f"{named.directory} is a run, which goes on in its own folder: leave out run={str(run)!r}")
         changes = {key: models.name_model(value) if key == "model.name" else value for key, value in chosen.items()}
-        yield Run.create(is_run.directory, is_run.recipe.with_(changes)) if changes else is_run, None
+        yield Run.create(named.directory, named.recipe.with_(changes)) if changes else named, None
         return
     out = wants_progress(progress)
 
