@@ -74,6 +74,7 @@ class LocalEngine(Engine):
         self._module = module
         if step < self._first:
             return super().prepare(module, step)
+        self._parallel = None
         if step == 0:
             for value in (*module.parameters(), *module.buffers()):
                 self.broadcast(value.detach())
