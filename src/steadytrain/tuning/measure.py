@@ -35,7 +35,6 @@ from steadytrain.training.precision import cpu_multiplies
 from steadytrain.training.profile.probe import settle
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
-from steadytrain.tuning.probes import What
 
 ROUNDS = 3
 """Rounds of a measurement. The result is their median, so that a disturbance of one of them does not count."""
@@ -44,7 +43,7 @@ LEAST_BATCHES = 4
 
 
 def measure(
-    what: What, recipe: Recipe, *, seconds: float, settle_seconds: float, world: World = ALONE
+    what: str, recipe: Recipe, *, seconds: float, settle_seconds: float, world: World = ALONE
 ) -> dict[str, Any]:
     """Measure one property of a recipe; return the figures as plain data for JSON.
 
