@@ -346,7 +346,7 @@ def wanted_versions(requires: Callable[[str], list[str] | None]) -> dict[str, st
 
 
 def package(version: str | None, wanted: str | None) -> Package:
-    """Compare an installed version with the range it should lie in; a pre-release counts as earlier than its release."""
+    """Compare an installed version with the range it should lie in; a pre-release is earlier than its release."""
     fits = None
     with suppress(InvalidVersion):  # of a development build of Python, say
         fits = SpecifierSet(wanted).contains(Version(version), prereleases=True) if version and wanted else None
