@@ -272,7 +272,7 @@ class Run:
         path = Path(_require_folder(directory))
         _require_recipe(recipe)
         with storage_errors(path):
-            before = Run.open(path) if (path / "recipe.json").exists() and not _is_only_begun(path) else None
+            before = Run.open(path) if Run.is_run(path) and not _is_only_begun(path) else None
             if before is not None:
                 before.require_trainable()
             if before is not None and recipe.data.holdout is None and before.progress().started is not None:
@@ -308,6 +308,11 @@ class Run:
         return Run(path, recipe, is_new=before is None)
 
     @staticmethod
+    def is_run(path: str | Path) -> bool:
+        """Return whether a path is the folder of a run."""
+        return (Path(path) / "recipe.json").exists()
+
+    @staticmethod
     def create_repeats(directory: str | Path, recipe: Recipe, number: int) -> tuple[Run, ...]:
         """Make, or take up again, a run for each of ``number`` seeds from the recipe's on: ``seed-0/`` and so on.
 
@@ -320,7 +325,7 @@ class Run:
         _require_recipe(recipe)
         if not isinstance(number, int) or not 2 <= number <= MAX_REPEATS:
             raise InputError(f"the number of repeats is {number!r}; it must be from 2 to {MAX_REPEATS:,}")
-        if (path / "recipe.json").exists():
+        if Run.is_run(path):
             raise RunError(f"{path} is a run; repeats need another folder: --run FOLDER")
         seeds = range(recipe.seed, recipe.seed + number)
         return tuple(Run.create(path / f"{REPEAT}{seed}", recipe.with_(seed=seed)) for seed in seeds)

@@ -164,6 +164,7 @@ def test_shards_of_validation_are_found_beside_those_of_training(
         (["torn.rec", "--workers", "0"], "--workers is 0"),
         ([".", "--index"], "--index and --salvage are for a .rec"),
         (["torn.rec", "torn.rec", "--salvage", "x"], "--salvage takes one record file, and 2 are given"),
+        (["torn.rec", "--near", "--device", "cpu"], "--device is for the network of --suspects"),
         ([], "steady check needs PATH, such as:"),
     ],
 )
@@ -185,6 +186,18 @@ def test_files_of_other_kinds_are_named_without_progress(
     assert out.splitlines()[0].endswith("validation.rec: a Git LFS pointer, not the data")
     assert out.splitlines()[-1] == "  fetch the data with git lfs pull"
     assert error == ""
+
+
+def test_what_many_files_have_in_common_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(9):
+            path = tmp_path / "photos" / name / f"{number}.jpg"
+            path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0")
+    assert main(["check", str(tmp_path / "photos")]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("a Git LFS pointer") == 1
+    assert "(18)" in out and "cat/0.jpg, cat/1.jpg, cat/2.jpg and 15 more: a Git LFS pointer" in out
 
 
 def test_how_many_can_be_used_is_said_where_not_all_can(torn: Path, capsys: pytest.CaptureFixture[str]) -> None:

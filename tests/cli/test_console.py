@@ -301,6 +301,13 @@ def test_progress_takes_totals_from_many_threads_in_any_order(capsys: pytest.Cap
     assert "done=42 total=42" in capsys.readouterr().err
 
 
+def test_one_of_something_is_counted_in_the_singular() -> None:
+    lines = [f"with progress('measuring', {n}, unit='combinations') as advance: advance({n})" for n in (1, 2)]
+    code = "\n".join(["from steadytrain.cli.console import progress", *lines])
+    _, sent = on_terminal([sys.executable, "-c", code], 80)
+    assert "measuring: 1 combination in" in unstyled(sent) and "measuring: 2 combinations in" in unstyled(sent)
+
+
 def test_work_that_fails_is_not_told_as_done(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError, match="no"), progress("packing", 10):
         raise RuntimeError("no")

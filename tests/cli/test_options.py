@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.cli import main, parse
-from steadytrain.cli.options import TrainingOptions, read_recipe
+from steadytrain.cli.options import TrainingOptions, parse_setting, read_recipe
 from steadytrain.cli.train import num_procs, ranks_of_batch, require_cores
 from steadytrain.config import Data, Model, Parallel, Recipe
 from steadytrain.config.keywords import FLAGS
@@ -136,3 +136,12 @@ def test_every_setting_says_what_it_means_in_the_documentation_of_its_part() -> 
         part, _, name = key.rpartition(".")
         text = (getattr(config, part.title() or "Recipe").__doc__ or "").replace("``", "")
         assert f"    {name}: {setting.meaning}" in text
+
+
+def test_a_path_that_exists_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_setting("data.val=2024.") == ("data.val", 2024.0) and parse_setting("data.val=none")[1] is None
+    for name in ("2024.", "none"):
+        Path(name).mkdir()
+        assert parse_setting(f"data.val={name}") == ("data.val", name)
+        assert parse_setting(f"optim.lr={name}")[1] != name

@@ -14,6 +14,7 @@ import pytest
 
 from steadytrain.cli import main
 from steadytrain.config import Recipe
+from steadytrain.errors import InputError
 from steadytrain.events import Step
 from steadytrain.reports.plots import Panel, svg
 from steadytrain.run import Run
@@ -106,6 +107,21 @@ def test_a_curve_is_drawn_where_its_values_are() -> None:
 def test_what_cannot_be_shown_says_why(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schedule", *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_rate_is_found_for_the_network_of_the_weights(
+    recipe: Recipe, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = train(Run.create(tmp_path / "run", recipe))
+    asked: list[Recipe] = []
+
+    def find_rate(recipe: Recipe, **options: Any) -> None:
+        asked.append(recipe)
+        raise InputError("no need to train")
+
+    monkeypatch.setattr("steadytrain.training.profile.rate_finder.find_rate", find_rate)
+    main(["schedule", "--find-lr", str(digits), "--weights", str(result.run.weights), "--size", "8"])
+    assert [found.model.name for found in asked] == [recipe.model.name]
 
 
 def test_it_needs_no_torch_where_the_number_of_images_is_known(tmp_path: Path) -> None:

@@ -180,6 +180,15 @@ def test_another_ending_is_refused_before_anything_is_computed(
     assert ".npy or .parquet" in capsys.readouterr().err
 
 
+def test_a_parquet_without_pyarrow_is_refused_before_anything_is_computed(
+    photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steadytrain.cli.embed.find_spec", lambda name: None)
+    monkeypatch.setattr("steadytrain.cli.check.open_images", None)
+    assert main(["embed", str(photos), "-o", "x.parquet"]) == 2
+    assert "pip install pyarrow" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flags", [["embed", "-o", "photos.npy"], ["check", "--suspects", "-o", "photos.csv"]])
 def test_the_table_that_is_read_is_not_replaced(
     network: list[str], photos: Path, flags: list[str], capsys: pytest.CaptureFixture[str]

@@ -326,6 +326,16 @@ def test_the_verdict_stands_at_the_head_of_a_runs_page_and_with_each_of_several(
     assert "What held it back:" not in several and several.count(sentence[1:]) == 2
 
 
+def test_a_day_is_said_once_among_what_happened(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    write(run, [started(steps=20), *course(0, 20, total=20)], Clock(), end=True)
+    first, *_, last = milestones(Account.of(run).history)
+    visible = read(run).visible
+    assert first["day"] == last["day"] and first["time"] != last["time"]
+    assert f"{first['day']} {first['time']}" in visible
+    assert last["time"] in visible and f"{last['day']} {last['time']}" not in visible
+
+
 def test_only_warnings_are_marked_among_what_happened(tmp_path: Path) -> None:
     said = [
         Noticed(message="licence of the weights: unknown"),

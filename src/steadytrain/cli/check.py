@@ -10,7 +10,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,20 +19,20 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import (
-    MAX_WORKERS,
     GroupBy,
     LabelColumn,
     NetworkOptions,
     PathColumn,
     SplitColumn,
+    WorkersFlag,
     ZipNames,
-    require_range,
 )
 from steadytrain.errors import DataError, InputError, read_errors
 from steadytrain.files import open_text, replace_file
 from steadytrain.format import clean, count, few, percent, text_table, wrap
 from steadytrain.format import size as bytes_text
 from steadytrain.machine.facts import cores
+from steadytrain.run import Run
 
 if TYPE_CHECKING:
     from steadytrain.data.checking.findings import Finding, Report
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from steadytrain.training.features.suspects import Suspects
     from steadytrain.training.loop.frozen import FrozenImages
 
-MAX_LOST, MAX_SHOWN, MAX_CLASSES, MAX_PICTURES, MAX_SAMPLE = 10, 20, 8, 200, 200
+MAX_LOST, MAX_SHOWN, MAX_EQUAL, MAX_CLASSES, MAX_PICTURES, MAX_SAMPLE = 10, 20, 3, 8, 200, 200
 _SHARD = r"(-\d+-of-\d+)?"
 
 
@@ -64,7 +64,7 @@ def check(
     group_by: GroupBy = None,
     network: NetworkOptions = NetworkOptions(),  # noqa: B008 - frozen
     force: bool = False,
-    workers: int | None = None,
+    workers: WorkersFlag = None,
     json: bool = False,
 ) -> int:
     """Find what is wrong with images or records, where, and what to do about it; 1 if there is an error.
@@ -103,15 +103,16 @@ def check(
         steady check old.rec --index
         steady check torn.rec --salvage whole
     """
-    require_range("--workers", workers, MAX_WORKERS)
     if salvage and len(paths) > 1:
         raise InputError(f"--salvage takes one record file, and {len(paths)} are given: give one")
     if near and no_decode:
         raise InputError("--near compares images, and --no-decode does not look at them: drop one of the two")
     if (suspects or leave_out) and len(paths) > 1:
-        runs = [path for path in paths if (Path(path) / "recipe.json").exists()]
+        runs = [path for path in paths if Run.is_run(path)]
         instead = f": a run is --weights {runs[0]}" if runs else ": give one"
         raise InputError(f"--suspects and --leave-out take one source, and {len(paths)} are given{instead}")
+    if not suspects and (flags := [f.name for f in fields(network) if getattr(network, f.name) != f.default]):
+        raise InputError(f"--{flags[0].replace('_', '-')} is for the network of --suspects: add that, or drop it")
     if group_by is not None and not (suspects or leave_out):
         raise InputError(f"--group-by {group_by} keeps images in one fold of --suspects: add that")
     if out is not None and not (suspects or leave_out):
@@ -459,7 +460,7 @@ def _facts(report: Report, width: int) -> Iterator[str]:
 
 
 def _kind(kind: str, n: int, findings: list[Finding], width: int, *, files: bool) -> Iterator[str]:
-    """Yield one kind of finding: a heading, what becomes of it, and a line for each."""
+    """Yield one kind of finding: a heading, what becomes of it, and a line for each, or for many with one detail."""
     from steadytrain.data.checking.findings import KINDS
 
     about = KINDS[kind]
@@ -476,10 +477,12 @@ def _kind(kind: str, n: int, findings: list[Finding], width: int, *, files: bool
         for line, detail in zip(text_table(rows, right=range(3)).splitlines(), details, strict=True):
             yield from wrap(detail, width, f"    {line}  ", " " * (len(line) + 6)) or [f"    {line}"]
     else:
+        names: dict[str, list[str]] = {}
         for finding in findings:
-            yield from wrap(
-                ": ".join(part for part in (finding.name or "", finding.detail) if part), width, "    ", "      "
-            )
+            names.setdefault(finding.detail, []).append(finding.name or "")
+        for detail, equal in names.items():
+            for name in [few(equal, MAX_EQUAL)] if detail and len(equal) > MAX_EQUAL else equal:
+                yield from wrap(": ".join(filter(None, (name, detail))), width, "    ", "      ")
     if n > len(findings):
         yield f"    and {n - len(findings):,} more; --json names them all"
 

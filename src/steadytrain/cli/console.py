@@ -274,7 +274,8 @@ def progress(what: str, total: int, *, unit: str = "images", every_seconds: floa
         with Foot(stream, lambda width, ascii_only: [count.bar(width, ascii_only)]):
             yield count.advance
         rate = f"{count.rate:,.0f} {unit}/s"
-        ended = f"{clean(what)}: {count.done:,} {unit} in {count.seconds:.1f} s ({rate})"
+        counted = unit.removesuffix("s") if count.done == 1 else unit
+        ended = f"{clean(what)}: {count.done:,} {counted} in {count.seconds:.1f} s ({rate})"
     else:
         last = count.began
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -15,6 +14,7 @@ from steadytrain.cli.options import Json
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
 from steadytrain.format import count
+from steadytrain.run import Run
 
 
 def cost(
@@ -76,7 +76,7 @@ def cost(
     costs = costs_of(runs, question, say=note)
     if json:
         documents = [run.to_dict() for run in costs]
-        is_single = len(runs) == 1 and (Path(runs[0]) / "recipe.json").exists()
+        is_single = len(runs) == 1 and Run.is_run(runs[0])
         print_json(documents[0] if is_single else {"runs": documents})
     else:
         width = min(100, shutil.get_terminal_size().columns)

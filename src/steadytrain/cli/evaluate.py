@@ -37,6 +37,7 @@ from steadytrain.data.filenames import is_image, is_pattern
 from steadytrain.errors import InputError, SteadyError, storage_errors
 from steadytrain.files import near_name, replace_file, replacing
 from steadytrain.format import clean, count, count_images, number, percent, rate, score_name, tells_top5, text_table
+from steadytrain.run import Run
 
 if TYPE_CHECKING:
     from steadytrain.data.arrays import Ints
@@ -196,7 +197,6 @@ def evaluate(
     trained = _with_scaling(trained, rgb_mean, rgb_std)
     above = _threshold(trained, threshold)
     if limits:
-        from steadytrain.run import Run
         from steadytrain.training.features.held_out import make_limits
         from steadytrain.training.inference.heat_maps import map_mistakes
 
@@ -257,7 +257,6 @@ def evaluate(
 def _parted_series(trained: Trained) -> str:
     """Return what the probe of a run said of series of photographs that its split may part; empty where nothing."""
     from steadytrain.events import Evaluated, ProbeProgress
-    from steadytrain.run import Run
 
     with suppress(SteadyError):
         events = takewhile(lambda event: not isinstance(event, Evaluated), Run.open(trained.path.parent).events())
@@ -432,7 +431,7 @@ def predict(
     if not images:
         alone = f"{run} stands alone: name a run, weights or a model, and images after it: steady predict RUN IMAGE..."
         inside = islice(Path(run).rglob("*"), 1000)  # an image, or a folder of some
-        if is_image(run) or (not (Path(run) / "recipe.json").exists() and any(is_image(file.name) for file in inside)):
+        if is_image(run) or (not Run.is_run(run) and any(is_image(file.name) for file in inside)):
             alone = f"{run} holds images, and no model was named: steady predict RUN {shlex.quote(run)}"
         raise InputError(alone)
     if csv is not None and json:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, status
 from steadytrain.cli.evaluate import AcceptLicence, ModelName, PriorFlag, WeightsFlag
-from steadytrain.cli.options import DeviceFlag, Json, WhichFlag, require_range
+from steadytrain.cli.options import DeviceFlag, Json, WhichFlag
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
@@ -32,7 +33,7 @@ def export(
     fp16: bool = False,
     bf16: bool = False,
     max_loss: float = 0.5,
-    images: int | None = None,
+    images: Annotated[int | None, Parameter(validator=Number(gte=1, lte=10**8))] = None,
     aot: bool = False,
     with_preprocessing: bool = False,
     device: DeviceFlag = "auto",
@@ -77,7 +78,6 @@ def export(
         raise InputError(f"--{chosen[0]} and --{chosen[1]} exclude each other: drop one of them")
     if not 0 <= max_loss <= 100:
         raise InputError(f"--max-loss is {max_loss:g}; it must be from 0 to 100 points")
-    require_range("--images", images, 100_000_000)
     from steadytrain.export.export import export_model, kind_of
     from steadytrain.training.inference.trained import find_pretrained
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import MAX_WORKERS, RepeatedFlag
+from steadytrain.cli.options import RepeatedFlag, WorkersFlag
 from steadytrain.errors import InputError
 from steadytrain.format import number, size
 
@@ -28,7 +27,7 @@ def fetch(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     mirror: RepeatedFlag = (),
     shorter_side: int | None = None,
-    workers: Annotated[int | None, Parameter(validator=Number(gte=1, lte=MAX_WORKERS))] = None,
+    workers: WorkersFlag = None,
     force: bool = False,
     json: bool = False,
 ) -> None:

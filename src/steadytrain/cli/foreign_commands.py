@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from steadytrain.cli.worded_errors import is_assignment
 from steadytrain.config.foreign import foreign_table, plain_word, words_of
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.errors import InputError
 from steadytrain.interop.mxnet.tools import ALIASES, PROGRAMS
+from steadytrain.run import Run
 
 TASKS = ("detect", "segment", "pose", "obb", "track")
 """Tasks of Ultralytics that are not the classification of images."""
@@ -84,7 +85,7 @@ def hint_of_places(words: Sequence[str], tokens: Sequence[str]) -> str:
         return ""
     if verb in ("train", "finetune"):
         return f": one source is trained on; --val {shlex.quote(tokens[0])} validates by another"
-    runs = [place for place in places if (Path(place) / "recipe.json").exists()]
+    runs = [place for place in places if Run.is_run(place)]
     if verb in ("embed", "check") and runs:
         images = [place for place in places if place not in runs]
         return f": a run is named by a flag: {shlex.join(['steady', verb, *images, '--weights', runs[0]])}"

@@ -16,6 +16,7 @@ from steadytrain.cli import TRAINING_VERBS, parse
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import RepeatedFlag, TrainingOptions, parse_setting, read_table
 from steadytrain.config import Data, Model, Recipe
+from steadytrain.config.strangers import PATH_KEYS
 from steadytrain.doctor.collect import places
 from steadytrain.errors import InputError
 from steadytrain.files import read_text
@@ -191,8 +192,7 @@ def _with_paths(job: Job, arguments: Mapping[str, Any]) -> Job:
     elif job.words[0] in TRAINING_VERBS:
         options = options or TrainingOptions()
         file = options.recipe if options.recipe is not None and not options.recipe.exists() else None
-        keys = ("data.train", "data.val", "data.test", "data.root", "data.labels", "data.classes", "model.weights")
-        inputs = [arguments.get("data"), options.recipe, *([] if file else map(options.value, keys))]
+        inputs = [arguments.get("data"), options.recipe, *([] if file else map(options.value, PATH_KEYS))]
         outputs = [options.run or _RUNS]
     return replace(
         job,

@@ -1,4 +1,4 @@
-"""The options that verbs share, and the recipe that those of ``train`` and ``finetune`` make.
+"""Options that several verbs share, and how those of ``train`` and ``finetune`` become a recipe.
 
 The order of precedence, weakest first: defaults for the data, ``--recipe FILE``, flags, ``--set KEY=VALUE``.
 """
@@ -25,6 +25,7 @@ from steadytrain.config.plain import hints_of, leaves, parse_json, table_of
 from steadytrain.config.recipe import ASIDE, recipe_settings
 from steadytrain.config.reference import flag_help
 from steadytrain.config.settings import GROUPS, MODEL, OPTIMIZER, OUTPUT, RANKS, SPEED, Flag
+from steadytrain.config.strangers import PATH_KEYS
 from steadytrain.config.transforms import split_transforms
 from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError, RecipeError, did_you_mean
@@ -46,10 +47,11 @@ WhichFlag = Annotated[
     Parameter(help="Which of a run's weights: the best on the validation images, or the last."),
 ]
 RepeatedFlag = Annotated[tuple[str, ...], Parameter(consume_multiple=False)]
-"""``--set KEY=VALUE`` and its kin, which may be given several times."""
-MAX_SECONDS, MAX_WORKERS = 3600, 1024
+"""A flag that may be given several times, such as ``--set KEY=VALUE``."""
+MAX_SECONDS = 3600
 SecondsFlag = Annotated[float, Parameter(validator=Number(gt=0, lte=MAX_SECONDS))]
 """The time of a measurement."""
+WorkersFlag = Annotated[int | None, Parameter(validator=Number(gte=1, lte=1024))]
 SizeFlag = Annotated[int | None, Parameter(name=("--size", "--img-size"), validator=Number(gte=1, lte=4096))]
 ClassesFlag = Annotated[int, Parameter(name=("--classes", "--num-classes"), validator=Number(gte=1, lte=10**6))]
 BatchSizesFlag = Annotated[
@@ -87,7 +89,7 @@ else:
     RecipeFlags = TypedDict("RecipeFlags", {name: _flag_type(*known) for name, known in FLAGS.items()}, total=False)
 
 
-NETWORK = Parameter(group=Group("The network whose features are compared", sort_key=1))
+NETWORK = Parameter(group=Group("The network that computes the features", sort_key=1))
 
 
 @Parameter(name="*")
@@ -165,11 +167,10 @@ class TrainingOptions:
         >>> TrainingOptions(flags={"lr": 0.2, "epochs": 3}, set=("optim.momentum=0.8",)).changes
         {'budget.epochs': 3, 'budget.steps': None, 'optim.lr': 0.2, 'optim.momentum': 0.8}
         """
-        settings = dict(parse_setting(text) for text in self.set)
         values = flag_values(self.flags)
         if self.workers is not None and "parallel.threads" not in self.measured:
             values[self._key_of_workers] = self.workers
-        values |= settings
+        values |= self._settings
         if values.get("budget.steps") and self.flags.get("epochs") is None:
             values["budget.epochs"] = None
         return values
@@ -185,10 +186,13 @@ class TrainingOptions:
     @property
     def _key_of_workers(self) -> str:
         """The key that ``--workers`` sets: processes that train with ``--engine async``, else threads."""
-        named = dict(parse_setting(text) for text in self.set).get("parallel.engine")
-        in_file = dict(leaves(self.file_values)).get("parallel.engine")
-        is_async = (self.flags.get("engine") or named or in_file) == "async"
-        return "parallel.procs" if is_async else "parallel.threads"
+        engine = self.flags.get("engine") or {**dict(leaves(self.file_values)), **self._settings}.get("parallel.engine")
+        return "parallel.procs" if engine == "async" else "parallel.threads"
+
+    @cached_property
+    def _settings(self) -> Mapping[str, Any]:
+        """Keys and values of ``--set``."""
+        return dict(parse_setting(text) for text in self.set)
 
     @cached_property
     def file_values(self) -> dict[str, Any]:
@@ -218,7 +222,7 @@ class TrainingOptions:
 
     def begun_run(self) -> Run | None:
         """Open the run in the folder of ``--run``; None where there is none."""
-        return Run.open(self.run) if self.run is not None and (Path(self.run) / "recipe.json").exists() else None
+        return Run.open(self.run) if self.run is not None and Run.is_run(self.run) else None
 
     @property
     def names_model(self) -> bool:
@@ -228,7 +232,10 @@ class TrainingOptions:
 
 @contextmanager
 def help_of(verb: str) -> Iterator[None]:
-    """Have the parser show the recipe's flags with the defaults of this verb; it takes the texts from a docstring."""
+    """Have ``--help`` show the recipe's flags with the defaults of this verb.
+
+    The parser reads their texts from the docstring of their type, which is therefore written for the time of the call.
+    """
     texts = [f"    {name}: {flag_help(key, verb)}" for name, (key, _) in FLAGS.items()]
     RecipeFlags.__doc__ = "\n".join(["The flags that set a value of the recipe.", "", "Args:", *texts])
     try:
@@ -239,12 +246,12 @@ def help_of(verb: str) -> Iterator[None]:
 
 @cache
 def _primary_names() -> Mapping[str, str]:
-    """Return each name of a flag that every training verb has, without dashes -> its first name."""
+    """Map each name of a flag of the training verbs, with dashes inside, to its first name, with underscores."""
     return FLAG_NAMES | {entry.name.replace("_", "-"): entry.name for entry in fields(TrainingOptions)}
 
 
 def our_flag(name: str) -> str:
-    """Return the first name of a flag of ours, which may have others; empty for any other word.
+    """Return the first name of a flag of the training verbs by any of its names; empty for any other word.
 
     >>> our_flag("dtype"), our_flag("--run"), our_flag("wd")
     ('--precision', '--run', '')
@@ -264,7 +271,7 @@ def key_of(flag: str) -> str | None:
 
 
 def is_switch(flag: str) -> bool:
-    """Return whether a flag, by its first name, sets a value of the recipe and takes none."""
+    """Return whether a flag, by its first name, sets a yes or no of the recipe, so that no value follows it."""
     name = flag.removeprefix("--").replace("-", "_")
     return name in FLAGS and get_args(_flag_type(*FLAGS[name]))[0] is bool
 
@@ -285,17 +292,12 @@ def read_table(path: Path, what: str = "a recipe") -> dict[str, Any]:
 
     import yaml
 
-    readers: dict[str, Callable[[str], Any]] = {
-        ".toml": tomllib.loads,
-        ".json": parse_json,
-        ".yaml": _parse_yaml,
-        ".yml": _parse_yaml,
-    }
-    if path.suffix not in readers:
-        near = did_you_mean(path.suffix, readers)
+    if path.suffix not in RECIPES:
+        near = did_you_mean(path.suffix, RECIPES)
         raise RecipeError(f"{path} has the extension {path.suffix!r}; {what} is .toml, .json or .yaml.{near}")
+    parsers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": parse_json}
     try:
-        values = readers[path.suffix](read_text(path))
+        values = parsers.get(path.suffix, _parse_yaml)(read_text(path))
     except OSError as error:
         raise RecipeError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
@@ -327,11 +329,11 @@ _YAML_WORDS = {
     "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?",
     "merge": "<<",
 }
-"""What plain words of YAML 1.2 stand for, in order (``<<``: of 1.1, which PyYAML reads: ``on`` as true, ``010`` as 8,
-1e-3 as a text)."""
+"""Types of plain words in YAML 1.2, and ``<<`` of 1.1; the first that matches counts. PyYAML by itself reads YAML 1.1:
+``on`` as true, ``010`` as 8, ``1e-3`` as a text."""
 
 
-def _scalar(node: Any) -> str:
+def _word(node: Any) -> str:
     """Return the word of a node. Raises ValueError where it is a list or a table."""
     if isinstance(node.value, str):
         return node.value
@@ -352,8 +354,8 @@ def _parse_yaml(text: str) -> Any:
 
     for name, pattern in _YAML_WORDS.items():
         Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"({pattern})$"), None)
-    Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(_scalar(node)))
-    Loader.add_constructor("tag:yaml.org,2002:float", lambda _, node: float(_scalar(node)))
+    Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(_word(node)))
+    Loader.add_constructor("tag:yaml.org,2002:float", lambda _, node: float(_word(node)))
     return yaml.load(text, Loader)  # a safe loader
 
 
@@ -379,7 +381,9 @@ def parse_setting(text: str, *, example: str = "optim.lr=0.1") -> tuple[str, Any
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise RecipeError(f"--set {text!r} must be KEY=VALUE, such as --set {example}")
-    number = value
+    if key in PATH_KEYS and os.path.exists(value):  # noqa: PTH110 - a folder called 2024; no error for a long text
+        return key, value
+    number = value  # as JSON writes it: 0.5 for .5
     if ".." not in value and re.fullmatch(r"[\d.eE+,\s()\[\]-]+", value):
         number = re.sub(r"(?<!\d)\.(?=\d)", "0.", re.sub(r"(?<=\d)\.(?!\d)", ".0", value))
     try:
@@ -394,7 +398,7 @@ def parse_setting(text: str, *, example: str = "optim.lr=0.1") -> tuple[str, Any
     kinds = [kind for kind in (hint, *get_args(hint)) if get_origin(kind) is tuple]
     if kinds and re.fullmatch(r"[\d.eE+,\s()-]+", value):  # 0.5,0.5,0.5
         with suppress(ValueError):
-            return key, [json_module.loads(part) for part in number.strip(" ()").split(",") if part.strip()]
+            return key, [json_module.loads(item) for item in number.strip(" ()").split(",") if item.strip()]
     words = get_args(hint)
     return key, None if value in ("none", "None") and value not in words else value
 
@@ -407,25 +411,19 @@ def require_trackers(options: TrainingOptions) -> None:
         find_trackers(str(track))
 
 
-def require_range(name: str, value: float | None, most: int, *, least: int = 1) -> None:
-    """Refuse a count outside of ``least`` to ``most``; None stands for the default. Raises InputError."""
-    if value is not None and not least <= value <= most:
-        raise InputError(f"{name} is {value}; it must be from {least} to {most}")
-
-
 def require_data(data: str | None, remedy: str, **flags: object) -> None:
-    """Refuse flags that are about data where none are named; ``remedy``: how they are. Raises InputError."""
+    """Refuse flags that describe data where none are named; ``remedy``: how to name them. Raises InputError."""
     if data is None and (name := next((name for name, value in flags.items() if value), None)):
         raise InputError(f"--{name.replace('_', '-')} is about data, and none are named: {remedy}")
 
 
 def require_run_model(model: str | None, trained: Sequence[str]) -> None:
-    """Refuse a ``--model`` that no run has: it would allow nothing to be imported. Raises InputError."""
+    """Refuse a ``--model`` that no run has. Of a run it only permits importing the model's code. Raises InputError."""
     if model is not None and model not in trained:
         raise InputError(f"--model is {model}, and what was trained is {few(trained)}: name that, or leave it out")
 
 
 def require_alone(verb: str) -> None:
-    """Refuse a launcher's ranks for a command that starts its own. Raises InputError."""
+    """Refuse to run as one of a launcher's ranks, for a command that starts its own. Raises InputError."""
     if (world := world_from_environment(os.environ)).size > 1:
         raise InputError(f"{world.launcher} has started {world.size} ranks: {verb} starts its own, so run it once")

@@ -14,15 +14,14 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_text, progress_once_known
 from steadytrain.cli.options import (
-    MAX_WORKERS,
     GroupBy,
     LabelColumn,
     PathColumn,
     RepeatedFlag,
     Root,
     SplitColumn,
+    WorkersFlag,
     ZipNames,
-    require_range,
 )
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError
@@ -63,8 +62,8 @@ def pack(
     mark_kept: bool = False,
     subsampling: Literal["420", "444"] = "420",
     max_bad: int | None = None,
-    workers: int | None = None,
-    procs: int | None = None,
+    workers: WorkersFlag = None,
+    procs: WorkersFlag = None,
     force: bool = False,
     json: bool = False,
 ) -> int:
@@ -155,7 +154,6 @@ def pack(
             subsampling=subsampling,
         ),
     )
-    require_range("--workers", workers, MAX_WORKERS)
     world = world_from_environment(os.environ)
     options: dict[str, Any] = {"shards": shards, "max_bad": max_bad}
     is_shared = procs is not None or world.size > 1
@@ -165,7 +163,6 @@ def pack(
                 "--force with several processes: those that join late cannot tell new files from old ones, so remove"
                 " the shards of OUT first"
             )
-        require_range("--procs", procs, MAX_WORKERS)
         if procs is not None and procs > 1 and world.size == 1:
             killed: list[int] = []
             code = keep_ranks(sys.orig_argv, procs, restarts=0, independent=True, say=note, on_killed=killed.append)

@@ -17,6 +17,7 @@ from steadytrain.cli.watch import serve_page
 from steadytrain.config.plain import plain
 from steadytrain.errors import FailedError, InputError, SteadyError
 from steadytrain.format import NONE, clean, count, hide_columns, size, text_table
+from steadytrain.run import Run
 
 if TYPE_CHECKING:
     from steadytrain.monitor import Diagnosis
@@ -81,7 +82,7 @@ def runs(
     rows = list({row.directory: row for folder in folders for row in list_runs(folder)}.values())
     found = sort_rows([row for row in rows if chosen(row)], sort or "age")
     if writes:
-        are_named = all((Path(folder) / "recipe.json").exists() for folder in folders)
+        are_named = all(Run.is_run(folder) for folder in folders)
         if len(rows) > 1 and where is None and not are_named:
             raise InputError(
                 f"--tag, --untag and --note would change all {len(rows):,} runs: name the runs, or choose by --where"
@@ -337,7 +338,7 @@ def diagnose(
     diagnoses = [(str(run.directory), diagnose_run(run)) for run in selection.runs]
     if json:
         documents = [{"run": name, **diagnosis.to_dict()} for name, diagnosis in diagnoses]
-        is_single = len(runs) == 1 and (Path(runs[0]) / "recipe.json").exists()
+        is_single = len(runs) == 1 and Run.is_run(runs[0])
         print_json(documents[0] if is_single else {"runs": documents})
     else:
         texts = [

@@ -28,6 +28,7 @@ from steadytrain.errors import InputError
 from steadytrain.format import percent
 from steadytrain.machine import facts
 from steadytrain.machine.process import spin_where_alone
+from steadytrain.run import Run
 from steadytrain.tuning.scale import LINKS, MAX_DEVICES, parse_link
 
 PositiveFlag = Annotated[float | None, Parameter(validator=Number(gt=0))]
@@ -171,7 +172,7 @@ def _recipe(source: str | None, model: str | None, changes: Mapping[str, Any], d
     in_file = values.get("model")
     name = model or (in_file.get("name") if isinstance(in_file, Mapping) else None)
     if name is None:
-        if path is not None and not is_file and ((path / "recipe.json").exists() or path.is_file()):
+        if path is not None and not is_file and (Run.is_run(path) or path.is_file()):
             raise InputError(f"{source} is compared with another run or log: name that too")
         raise InputError("name the network whose scaling is wanted, such as --model timm/resnet50")
     train = DRAWN if source is None or is_file else source

@@ -19,6 +19,7 @@ from steadytrain.errors import InputError, did_you_mean
 from steadytrain.format import count
 from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import spin_where_alone
+from steadytrain.run import Run
 
 if TYPE_CHECKING:
     from steadytrain.reports.plots import Panel
@@ -164,7 +165,7 @@ def _sorted_source(source: str | None, options: TrainingOptions) -> tuple[str | 
     """Tell a recipe file and a run's folder, which become options, from data."""
     if source is not None and Path(source).suffix in RECIPES and not Path(source).is_dir():
         return None, replace(options, recipe=Path(source))
-    if source is not None and (Path(source) / "recipe.json").exists():
+    if source is not None and Run.is_run(source):
         return None, replace(options, run=source)
     return source, options
 

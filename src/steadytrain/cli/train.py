@@ -440,7 +440,7 @@ def _fit_minutes(
         return draft, None
     from steadytrain.training.finetuning.plan import PLANNED, plan_finetune
 
-    if folder is not None and (folder / "recipe.json").exists():
+    if folder is not None and Run.is_run(folder):
         planned = Run.open(folder).recipe
         values = dict(leaves(draft.to_dict()))
         if planned.with_({key: values[key] for key in PLANNED if key not in options.chosen}).digest == draft.digest:
@@ -640,7 +640,7 @@ def open_draft(
         if words := run.outside_notice():
             say(words)
         return DraftRun(run.recipe, run.directory, None)
-    if isinstance(train, str) and (Path(train) / "recipe.json").exists() and (Path(train) / "events.jsonl").exists():
+    if isinstance(train, str) and Run.is_run(train) and (Path(train) / "events.jsonl").exists():
         raise InputError(
             f"{train} is a run, not data: steady resume {train} (or steady train --run {train}) resumes it"
         )
@@ -697,16 +697,16 @@ def _started(options: TrainingOptions, train: str) -> Started | None:
 
 def _keep_batch(recipe: Recipe, folder: Path, options: TrainingOptions) -> Recipe:
     """Return a recipe with the batch of the run in ``folder``, if it was begun so with another number of ranks."""
-    file = (folder if options.repeats is None else folder / f"{REPEAT}{recipe.seed}") / "recipe.json"
-    if "batch_size" in options.chosen or not file.exists():
+    folder = folder if options.repeats is None else folder / f"{REPEAT}{recipe.seed}"
+    if "batch_size" in options.chosen or not Run.is_run(folder):
         return recipe
-    begun = Run.open(file.parent).recipe
+    begun = Run.open(folder).recipe
     kept = recipe.with_({"batch_size": begun.batch_size})
     if "optim.warmup_epochs" not in options.chosen:
         kept = kept.with_({"optim.warmup_epochs": begun.optim.warmup_epochs})
     if begun.batch_size == recipe.batch_size or kept.digest != begun.digest:
         return recipe
-    note(f"{file.parent} keeps the batch of {count(begun.batch_size, 'image')} that it was started with")
+    note(f"{folder} keeps the batch of {count(begun.batch_size, 'image')} that it was started with")
     return kept
 
 

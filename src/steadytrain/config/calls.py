@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from typing import Any, TypeVar
 
 from steadytrain.config.defaults import apply_changes, usual_recipe
 from steadytrain.config.keywords import FLAGS, RecipeKeywords
-from steadytrain.config.plain import checked
-from steadytrain.errors import RecipeError, SteadyError
+from steadytrain.config.plain import fitted, is_plain
+from steadytrain.errors import InputError, RecipeError, SteadyError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,6 +24,32 @@ _WORD = re.compile(rf" (--?[a-z][a-z-]*|{_VALUE})")
 _CALLS = {name: name for name in ("train", "finetune", "evaluate", "predict", "report")} | {"resume": "train"}
 _MOST_PLACES = {"evaluate": 2, "predict": 2}
 _LOOKS_LIKE_VALUE = re.compile(r"[\d.]+(e-?\d+)?|.*[/'\"].*|.+\.\w+|[A-Z_.]+|\w+[:+,]\S+")
+
+
+def checked(function: F, module: str = "") -> F:
+    """Have a function refuse arguments, all but the first, that do not fit annotations of plain types (InputError).
+
+    Lists and other iterables become tuples, and numbers of NumPy or torch plain ones. ``module``: its home for users.
+    """
+
+    @cache
+    def hint_of(name: str) -> Any:
+        with suppress(NameError):  # known to type checkers alone
+            hint = eval(function.__annotations__.get(name, "Any"), vars(sys.modules[function.__module__]))
+            return hint if is_plain(hint) else Any
+        return Any
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        for name, value in list(bound.arguments.items())[1:]:
+            is_labels = name == "changes" and not isinstance(value, Mapping)
+            remedy = ": labels belong beside their images, (images, labels)" if is_labels else ""
+            bound.arguments[name] = fitted(name, value, hint_of(name), InputError, remedy)
+        return function(*bound.args, **bound.kwargs)
+
+    call.__module__ = module or function.__module__
+    return call  # type: ignore[return-value]
 
 
 def public(function: F, module: str) -> F:

@@ -6,15 +6,13 @@ with its name, and an unknown key with the nearest known one. JSON's lists becom
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -23,7 +21,6 @@ import msgspec
 
 from steadytrain.errors import InputError, RecipeError, did_you_mean
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 PLAIN = "plain"
 """Metadata of a field: False keeps it out of plain data, which then has no such key."""
@@ -154,37 +151,13 @@ def check_types(part: Any, where: str) -> None:
     for name, hint in hints_of(type(part)).items():
         value = getattr(part, name)
         value = os.fspath(value) if isinstance(value, os.PathLike) and str in (hint, *get_args(hint)) else value
-        value = _fitted(f"{where}.{name}".lstrip("."), value, hint, RecipeError)
+        value = fitted(f"{where}.{name}".lstrip("."), value, hint, RecipeError)
         object.__setattr__(part, name, _as_float(value, hint))
 
 
-def checked(function: F, module: str = "") -> F:
-    """Have a function refuse arguments, all but the first, that do not fit annotations of plain types (InputError).
-
-    Lists and other iterables become tuples, and numbers of NumPy or torch plain ones. ``module``: that it is found in.
-    """
-
-    @cache
-    def hint_of(name: str) -> Any:
-        with suppress(NameError):  # known to type checkers alone
-            hint = eval(function.__annotations__.get(name, "Any"), vars(sys.modules[function.__module__]))
-            return hint if _is_plain(hint) else Any
-        return Any
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        bound = inspect.signature(function).bind(*args, **kwargs)
-        for name, value in list(bound.arguments.items())[1:]:
-            bound.arguments[name] = _fitted(name, value, hint_of(name), InputError)
-        return function(*bound.args, **bound.kwargs)
-
-    call.__module__ = module or function.__module__
-    return call  # type: ignore[return-value]
-
-
-def _is_plain(hint: Any) -> bool:
+def is_plain(hint: Any) -> bool:
     """Return whether an annotation is of numbers, texts, paths and lists of these alone."""
-    is_of = get_origin(hint) in (Union, UnionType, tuple, Sequence, Mapping) and all(map(_is_plain, get_args(hint)))
+    is_of = get_origin(hint) in (Union, UnionType, tuple, Sequence, Mapping) and all(map(is_plain, get_args(hint)))
     return is_of or get_origin(hint) is Literal or hint is Ellipsis or hint in _WORDS
 
 
@@ -196,8 +169,8 @@ def _plainer(value: Any) -> Any:
     return tuple(map(_plainer, sorted(value, key=str) if isinstance(value, Set) else value)) if is_list else value
 
 
-def _fitted(name: str, value: object, hint: Any, error: type[InputError]) -> Any:
-    """Return a value as its annotation has it. Raises ``error`` with the name where it does not fit."""
+def fitted(name: str, value: object, hint: Any, error: type[InputError], remedy: str = "") -> Any:
+    """Return a value as its annotation has it. Raises ``error`` with name and ``remedy`` where it does not fit."""
     plainer = value if fits(value, hint) else _plainer(value)
     if fits(plainer, hint):
         return plainer
@@ -208,9 +181,7 @@ def _fitted(name: str, value: object, hint: Any, error: type[InputError]) -> Any
         near = f", and a number of at most {MOST_WHOLE:,}"
     if callable(value) and (word := getattr(value, "__name__", "")).isidentifier():
         near = f": give a name, such as {word.lower()!r} or 'module:{word}'"
-    if name == "changes" and not isinstance(value, Mapping):
-        near = ": labels belong beside their images, (images, labels)"
-    raise error(f"{name} is {shorten(value)}; it must be {describe_type(hint)}{near}")
+    raise error(f"{name} is {shorten(value)}; it must be {describe_type(hint)}{remedy or near}")
 
 
 def fits(value: object, hint: Any) -> bool:

@@ -57,6 +57,7 @@ FILE_KEYS = {
 
 _READ_KEYS = tuple(f"{gate.part}.{gate.key}" for gate in GATES if gate.rule.startswith(_SHOWN))
 ADDRESS_KEYS = tuple(f"{gate.part}.{gate.key}" for gate in GATES if gate.rule == _NOT_ASKED)
+PATH_KEYS = (*ADDRESS_KEYS, "model.weights")
 
 
 def outside_notice(what: str, values: Mapping[str, object], locate: Callable[[str], Path] = Path) -> str:

@@ -40,9 +40,9 @@ class LocalEngine(Engine):
     Args:
         device: of this rank.
         group: the ranks; None: this process alone, whose mean is itself.
-        every: updates between two averages, 1 or more.
-        first: updates before, in which gradients are exchanged.
-        outer: DiLoCo's step; None takes the mean.
+        every: updates from one average to the next, 1 or more.
+        first: updates at the beginning of the run that exchange gradients instead.
+        outer: DiLoCo's outer optimizer; None: ranks take the mean.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class LocalEngine(Engine):
         super().__init__(device, group)
         self._every, self._first, self._outer = every, first, outer
         self._module: nn.Module = nn.Module()
-        # Of DiLoCo, by parameter: the weights of the last average, the same on all ranks, and the momentum.
+        # Only with an outer optimizer, by parameter: the weights that its last step gave, and its momentum; the same on
+        # all ranks.
         self._anchor: dict[str, Tensor] = {}
         self._momentum: dict[str, Tensor] = {}
 
@@ -77,17 +78,17 @@ class LocalEngine(Engine):
         if step == 0:
             for value in (*module.parameters(), *module.buffers()):
                 self.broadcast(value.detach())
-        self._drop_anchor()
+        self._set_anchor()
         return module
 
     def finish_update(self, step: int) -> None:
         if step < self._first:
             return
-        if step == self._first:  # the last update whose gradients were exchanged: weights are equal
+        if step == self._first:  # the last update that exchanges gradients; all ranks have the same weights
             if self._parallel is not None:
                 self._parallel.require_backward_grad_sync = False
                 self._parallel = None
-            self._drop_anchor()
+            self._set_anchor()
         elif (step - self._first) % self._every == 0:
             if self.on_exposed is not None:
                 self.on_exposed()
@@ -95,18 +96,18 @@ class LocalEngine(Engine):
 
     @torch.no_grad()
     def _synchronize(self) -> None:
-        """Let all ranks go on from the mean of their weights and buffers, or from DiLoCo's step towards it."""
+        """Give all ranks the mean of their weights and buffers, or of the weights what DiLoCo's outer step gives."""
         trained = self._trained(self._module)
         values = [*trained.values(), *_statistics(self._module)]
         means = self._means(values)
         if self._outer is not None:
-            lr, keep = self._outer
-            for k, name in enumerate(trained):
-                anchor, mean = self._anchor[name], means[k]
-                slope = anchor - mean
-                momentum = self._momentum.setdefault(name, torch.zeros_like(anchor))
-                momentum.mul_(keep).add_(slope)
-                means[k] = anchor.sub_(slope.add_(momentum, alpha=keep), alpha=lr)
+            lr, momentum = self._outer
+            for k, name in enumerate(trained):  # means of statistics, which come behind, stay
+                anchor = self._anchor[name]
+                gradient = anchor - means[k]
+                velocity = self._momentum.setdefault(name, torch.zeros_like(anchor))
+                velocity.mul_(momentum).add_(gradient)
+                means[k] = anchor.sub_(gradient.add_(velocity, alpha=momentum), alpha=lr)
         torch._foreach_copy_(values, means)
 
     @contextmanager
@@ -132,24 +133,25 @@ class LocalEngine(Engine):
         names = {name for name, parameter in self._module.named_parameters() if parameter.requires_grad}
         return {name: parameter.detach() for name, parameter in module.named_parameters() if name in names}
 
-    def _drop_anchor(self) -> None:
-        """Begin DiLoCo's step at the weights as they are, for parameters that have no earlier ones."""
-        if self._outer is None:
-            return
+    def _set_anchor(self) -> None:
+        """Take the mean weights as the anchor of parameters that have none, those that a phase begins to train as well.
+
+        The mean, since ranks differ where a run is resumed, now with an outer optimizer, between two averages.
+        """
         new = {name: value for name, value in self._trained(self._module).items() if name not in self._anchor}
-        if new:
-            # The mean, since a run may have been resumed between two averages that were made without an outer step.
+        if new and self._outer is not None:
             self._anchor |= dict(zip(new, (mean.clone() for mean in self._means(list(new.values()))), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return DiLoCo's weights of the last average and its momentum, the same on all ranks."""
+        """Return what the outer optimizer has: its anchor and momentum, the same on all ranks."""
         return {"anchor": self._anchor, "momentum": self._momentum} if self._outer is not None else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        saved = state if isinstance(state.get("anchor"), Mapping) else {"anchor": {}, "momentum": {}}
-        if self._outer is not None:
-            for name in ("anchor", "momentum"):
-                setattr(self, f"_{name}", {key: value.to(self.device) for key, value in saved[name].items()})
+        if self._outer is not None:  # the state of a run without one has neither
+            self._anchor, self._momentum = (
+                {name: value.to(self.device) for name, value in (state.get(part) or {}).items()}
+                for part in ("anchor", "momentum")
+            )
 
 
 def _statistics(module: nn.Module) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Collect all facts about this machine: through :mod:`steadytrain.machine`, and through what torch says of itself."""
+"""Collect all facts about this machine: files of the system, packages, and what torch answers in its own process."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from steadytrain.machine.procfs import ROOT, parse_table, processor_seconds, rea
 def examine() -> MachineFacts:
     """Collect all facts, in a few seconds: most of them for importing torch in a process of its own."""
     root, environment = ROOT, os.environ
-    # What torch's process takes of the machine must not be taken for somebody else's load.
-    gpus, before, now = accelerators(root), processor_seconds(root), load(root)
+    # Before the probes start: their use of GPUs and processors must not be taken for the load of others.
+    gpus, before, load_before = accelerators(root), processor_seconds(root), load(root)
     with probes.started(probes.TORCH) as torch, probes.started(probes.DECODERS) as decoders:
-        facts = MachineFacts(
+        found = MachineFacts(
             system=system(root, environment),
             processor=processor(root),
             memory=memory(root),
@@ -56,11 +56,12 @@ def examine() -> MachineFacts:
             decoders=probes.decoders(probes.wait_answer(decoders)),
             torch=probes.torch_build(probes.wait_answer(torch)),
         )
-    return replace(facts, load=replace(now, steal_share=steal_share(before, processor_seconds(root))))
+    # The share that the hypervisor took while the probes ran.
+    return replace(found, load=replace(load_before, steal_share=steal_share(before, processor_seconds(root))))
 
 
 def _number(text: str | None) -> float | None:
-    """A finite number."""
+    """Parse a finite number; None for anything else."""
     try:
         number = float(text or "")
     except ValueError:
@@ -73,7 +74,7 @@ def _megahertz(path: Path) -> float | None:
     return None if kilohertz is None else kilohertz / 1000
 
 
-# What a process in a container finds in the names of its control groups and in where its files are mounted from.
+# Signs of containers in the names of a process's control groups, and in the places that its files are mounted from.
 _CONTAINERS = (
     ("kubernetes", re.compile(r"/kubepods\b|kubepods[-.]|/kubelet/pods/")),
     ("podman", re.compile(r"libpod-|/overlay-containers/|/libpod/")),
@@ -110,7 +111,7 @@ def system(root: Path, environment: Mapping[str, str]) -> System:
 
 
 def _container_signs(root: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield kinds of containers for which there is evidence, the surest and most telling first."""
+    """Yield the kinds of container that there are signs of, the surest first; a Kubernetes pod is a container, too."""
     if "KUBERNETES_SERVICE_HOST" in environment:
         yield "kubernetes"
     if environment.keys() & {"APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"}:
@@ -125,8 +126,7 @@ def _container_signs(root: Path, environment: Mapping[str, str]) -> Iterator[str
         yield from (kind for kind, pattern in _CONTAINERS if pattern.search(text))
 
 
-# The instructions beyond the basic ones for which torch and its libraries have code of their own, in the kernel's
-# names. The last row is ARM's.
+# Instruction sets, by the kernel's names, that torch and its libraries have code for; the last row is ARM's.
 _FEATURES = (
     *("avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
@@ -159,10 +159,10 @@ def processor(root: Path) -> Processor:
 
 
 def load(root: Path) -> Load:
-    """Collect the facts about the load, except the hypervisor's share, which takes a while."""
+    """Collect the facts about the load, except ``steal_share``, which takes two readings some time apart."""
 
     def pressure(name: str) -> float | None:
-        """``some avg10=1.53 avg60=...`` as a share."""
+        """Return the share of the last 10 s in which some task waited: 0.0153 for ``some avg10=1.53 avg60=...``."""
         match = re.search(r"^some .*\bavg10=([\d.]+)", read(root / "proc/pressure" / name) or "", re.MULTILINE)
         percent = _number(match[1]) if match else None
         return None if percent is None else round(percent / 100, 4)
@@ -192,7 +192,7 @@ def memory(root: Path) -> Memory:
         used = max(0, limit.num_bytes - limit.left_bytes)
         available = None if available is None else max(0, min(available, limit.num_bytes - used))
     swap, swap_free = meminfo.get("SwapTotal"), meminfo.get("SwapFree")
-    # The word in brackets, such as ``always [madvise] never``.
+    # The setting stands in brackets: ``always [madvise] never``.
     huge_pages = re.search(r"\[(\S+)\]", read(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
     return Memory(
         total_bytes=total,
@@ -206,7 +206,7 @@ def memory(root: Path) -> Memory:
     )
 
 
-# Names of the kernel for file systems whose data lie on another machine. Those of FUSE by what is behind them.
+# The kernel's names for file systems whose data lie on another machine; those over FUSE are named by their program.
 _NETWORK = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "wekafs"),
     *("panfs", "pvfs2", "orangefs", "ocfs2", "gfs2", "coda", "ncpfs", "davfs", "juicefs", "quobyte", "vastnfs"),
@@ -219,10 +219,10 @@ _Mount = tuple[str, str]  # where, and which file system
 
 
 def places(root: Path, environment: Mapping[str, str], *others: str) -> dict[str, FolderFacts]:
-    """Collect the facts about the folders that training uses, by what they are for.
+    """Collect the facts about the folders that training uses, by their purpose.
 
-    ``here``, ``cache``, ``weights`` (where the hub's client keeps them), ``temporary``, ``shm``; ``others`` are paths,
-    which are called by themselves.
+    Purposes are ``here``, ``cache``, ``weights`` (the cache of the hub's client), ``temporary`` and ``shm``. ``others``
+    are further paths, each under its own name.
     """
     hub, home, user = environment.get("HF_HUB_CACHE"), environment.get("HF_HOME"), facts.user_cache(environment)
     try:
@@ -237,7 +237,7 @@ def places(root: Path, environment: Mapping[str, str], *others: str) -> dict[str
         "shm": root / "dev/shm" if (root / "dev/shm").is_dir() else None,
         **{path: Path(path) for path in others},
     }
-    mounts: list[_Mount] = []  # in the order in which they came: of two on one place the later one counts
+    mounts: list[_Mount] = []  # in the order of mounting: of two at one place the later one counts
     for line in (read(root / "proc/self/mountinfo") or "").splitlines():
         first, _, last = line.partition(" - ")
         words, more = first.split(), last.split()
@@ -301,7 +301,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 _OURS = "steadytrain"
-# Whose requirements count: ours, and those of the two libraries that must fit torch.
+# Packages whose requirements are checked: ours, and the two libraries that must fit torch.
 _REQUIRING = (_OURS, "torchvision", "timm")
 _OPTIONAL = ("nvidia-ml-py", "huggingface_hub", "triton", "scikit-learn")
 
@@ -312,9 +312,9 @@ def packages(python: str) -> dict[str, Package]:
     ``python``: its version.
     """
     required = wanted_versions(lambda name: _metadata(metadata.requires, name))
-    known = {name: package(_metadata(metadata.version, name), required[name]) for name in required}
-    extras = {name: _metadata(metadata.version, name) for name in _OPTIONAL if name not in known}
-    known |= {name: Package(version=version) for name, version in extras.items() if version}
+    known = {name: package(_metadata(metadata.version, name), versions) for name, versions in required.items()}
+    optional = {name: _metadata(metadata.version, name) for name in _OPTIONAL if name not in known}
+    known |= {name: Package(version=version) for name, version in optional.items() if version}
     ours = _metadata(metadata.metadata, _OURS)
     supported = ours.get("Requires-Python") if ours else None
     return {_OURS: Package(version=_metadata(metadata.version, _OURS)), "python": package(python, supported), **known}
@@ -328,7 +328,7 @@ def _metadata(function: Callable[[str], Any], name: str) -> Any:
 
 
 def wanted_versions(requires: Callable[[str], list[str] | None]) -> dict[str, str]:
-    """Join the version ranges of each package that steadytrain needs, without those of extras and single systems.
+    """Join the version ranges of each package that steadytrain needs; a requirement with a marker does not count.
 
     ``requires``: gives a package's requirements as its metadata writes them; None where it is not installed.
 

@@ -30,7 +30,7 @@ KINDS: dict[str, type[Event]] = {
 }
 _CHUNK_BYTES = 1 << 16  # what is read at once, and its events, stay in a processor's cache
 _HEAD_BYTES = 256
-_MOST_LINE_BYTES = 32 << 20  # of an event: of a million classes, say
+_MOST_LINE_BYTES = 32 << 20  # bytes of an event, which may have a million classes
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(reduce(or_, KINDS.values()))
 _REQUIRED = {

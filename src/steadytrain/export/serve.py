@@ -712,7 +712,7 @@ def describe(trained: Trained) -> dict[str, Any]:
 
 def _score_of(trained: Trained) -> dict[str, Any]:
     """Return the data and the accuracy of the run whose best weights these are; nothing of others."""
-    if trained.path.name != "best.safetensors" or not (trained.path.parent / "recipe.json").is_file():
+    if trained.path.name != "best.safetensors" or not Run.is_run(trained.path.parent):
         return {}
     (row,) = list_runs(trained.path.parent)
     return {"data": row.data, "metric": row.metric, "best": row.best, "best_95": [row.low, row.high]}

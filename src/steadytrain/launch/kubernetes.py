@@ -111,7 +111,6 @@ def render(job: Job) -> Plan:
         [kubernetes.mount] if kubernetes.claim else [],
         machines="pods",
         remedy=f"mount one (--set kubernetes.claim=NAME, seen at {kubernetes.mount})",
-        folder=job.folder,
     )
     manifests = _patched(_manifests(job), kubernetes)
     text = "---\n".join(yaml.safe_dump(manifest, sort_keys=False, width=200) for manifest in manifests)

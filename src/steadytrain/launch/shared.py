@@ -1,4 +1,4 @@
-"""Paths that a command reads and writes, beside the folders that the machines of a job share.
+"""Check that the paths which a job reads and writes lie on storage that all of its machines share.
 
 >>> job = Job(words=("train", "cats"), inputs=("cats",), outputs=("/data/a",))
 >>> unshared(job, ["/data"])
@@ -25,39 +25,35 @@ def is_path(text: str) -> bool:
     return re.match(r"[A-Za-z][\w+.-]*:", text) is None
 
 
-def unshared(job: Job, mounts: Collection[str], *, folder: str | None = None, copied: bool = False) -> tuple[str, ...]:
+def unshared(job: Job, mounts: Collection[str], *, copied: bool = False) -> tuple[str, ...]:
     """Return those paths of a job that its machines do not share.
 
     Args:
-        mounts: folders of the machines that hold the same on all of them, and are kept.
-        folder: the ranks' working directory, from which relative paths start; None: a folder of each machine's own.
-        copied: the working directory is a copy of the one here, so that files in it can be read.
+        mounts: shared folders, as the machines name them; what is written there outlasts the job.
+        copied: the working directory is a copy of the one here, so inputs inside it are there as well.
     """
     roots = [PurePosixPath(mount) for mount in (*mounts, *job.mounted)]
-    wrong = []
-    for path in dict.fromkeys((*job.inputs, *job.outputs)):
-        place = PurePosixPath(posixpath.normpath(posixpath.join(folder or "", path)))
-        if any(place.is_relative_to(root) for root in roots):
-            continue
-        is_copied = copied and path not in job.outputs and not place.is_absolute() and place.parts[:1] != ("..",)
-        if not is_copied:
-            wrong.append(path)
-    return tuple(wrong)
+
+    def is_there(path: str) -> bool:
+        place = PurePosixPath(posixpath.normpath(posixpath.join(job.folder or "", path)))
+        is_inside = not place.is_absolute() and place.parts[:1] != ("..",)  # the working directory
+        return any(map(place.is_relative_to, roots)) or (copied and is_inside and path not in job.outputs)
+
+    return tuple(path for path in dict.fromkeys((*job.inputs, *job.outputs)) if not is_there(path))
 
 
-def require_shared(
-    job: Job, mounts: Collection[str], *, machines: str, remedy: str, folder: str | None = None, copied: bool = False
-) -> None:
-    """Refuse a job whose data or run is not on what its machines share.
+def require_shared(job: Job, mounts: Collection[str], *, machines: str, remedy: str, copied: bool = False) -> None:
+    """Refuse a job whose data or run its machines do not share.
 
     Args:
-        machines: what they are called: ``pods``.
-        remedy: how to mount a volume, where there are no ``mounts``.
+        mounts, copied: as of :func:`unshared`.
+        machines: the launcher's word for its machines, such as ``pods``.
+        remedy: how to mount a volume, for a job that has no ``mounts``.
 
     Raises:
-        InputError: names the paths, and where they have to be.
+        InputError: names the paths, and an example of where they could be.
     """
-    if not (wrong := unshared(job, mounts, folder=folder, copied=copied)):
+    if not (wrong := unshared(job, mounts, copied=copied)):
         return
     where = sorted(mounts)[0] if mounts else "/data"
     examples = [f"{where}/{PurePosixPath(path).name}" for path in wrong if path not in job.outputs][:1]
@@ -65,13 +61,12 @@ def require_shared(
         name = PurePosixPath(outputs[0]).name
         is_run = job.words[0] in ("train", "finetune")
         examples += [f"--run {where}/runs/{'a' if name == 'runs' else name}" if is_run else f"{where}/{name}"]
-    verb = "is" if len(wrong) == 1 else "are"
-    reason = (
-        f"not below {' or '.join(sorted(mounts))}, the only storage that the {machines} share"
-        if mounts
-        else f"on no volume that the {machines} share, and would be missing there or lost with them: {remedy}"
-    )
-    name = f"{':' if mounts else ', and'} name {' and '.join(examples)}, for example"
+    subject = f"{' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'}"
+    advice = f"name {' and '.join(examples)}, for example (what the image itself has: --set 'mounted=[\"/FOLDER\"]')"
+    if mounts:
+        storage = f"{' or '.join(sorted(mounts))}, the only storage that the {machines} share"
+        raise InputError(f"{subject} not below {storage}: {advice}")
     raise InputError(
-        f"{' and '.join(wrong)} {verb} {reason}{name} (what the image itself has: --set 'mounted=[\"/FOLDER\"]')"
+        f"{subject} on no volume that the {machines} share, and would be missing there or lost with them: {remedy}, and"
+        f" {advice}"
     )

@@ -86,7 +86,6 @@ def render(job: Job) -> Plan:
         sky.mounts,
         machines="machines",
         remedy="mount a bucket (--set 'sky.mounts./data=s3://NAME')",
-        folder=job.folder,
         copied=sky.workdir is not None,
     )
     task = merge_patch(_task(job), sky.patch, own=("num_nodes", "run"), where="sky.patch")

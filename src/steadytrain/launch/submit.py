@@ -31,7 +31,7 @@ from steadytrain.machine.process import take_signals
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _SHORT_SECONDS = 5.0, 300.0, 60.0
 """Seconds before a kept job starts again, and at most, doubled after each start that came to less than the third."""
-_AFTER_GRACE_SECONDS = 15.0  # for the other side to end what did not end by itself, and to say so
+_AFTER_GRACE_SECONDS = 15.0  # seconds for the other side to end what did not end by itself, and to say so
 
 
 def write_files(plan: Plan, folder: Path) -> list[Path]:

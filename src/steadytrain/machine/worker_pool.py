@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from steadytrain.errors import FailedError, SteadyError
 from steadytrain.machine.children import ending, start_module
 
-_PORTIONS_IN_FLIGHT = 3  # for each child
+_PORTIONS_IN_FLIGHT = 3  # portions that each child has or waits for
 _READY = b"ready"
 
 Item = TypeVar("Item")

@@ -210,7 +210,7 @@ def licence_note(licence: str) -> str | None:
 
 Weights = Literal["at hand", "hub", "none"]
 
-_CLASSES = 10  # of MNIST and CIFAR-10, which the built-in nets are meant for
+_CLASSES = 10  # classes of MNIST and CIFAR-10, which the built-in nets are meant for
 
 
 @dataclass(frozen=True, kw_only=True)

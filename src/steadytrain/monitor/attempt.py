@@ -28,7 +28,7 @@ from steadytrain.monitor.evidence import BESIDE, Company, Grant, PartTimes
 from steadytrain.monitor.samples import MAX_KEPT, STAGES, Evenly, feed_difference
 
 PARTS = ("transfer", "host", "forward", "backward", "update", "optimizer", "communication", "logging")
-STRETCHES = 5  # that an attempt is divided into, to see whether its updates take longer and longer
+STRETCHES = 5  # stretches that an attempt is divided into, to see whether its updates take longer and longer
 WARM_UPDATES = 2  # the first updates of an attempt, whose computing is recorded as warm-up
 
 Stages = tuple[float, ...]

@@ -42,7 +42,7 @@ COUNTED = (*STAGES, "blocked_seconds", "images", "bytes", "asked", "starved")
 START, FIRST, LATER = range(3)
 SAMPLED = (FeedStats, MachineStats, DeviceStats, Evaluated, Saved, ServerStats)
 MAX_STEPS = 4096
-SCARCE = 0.1  # of the memory: where so little was left, a process was killed for want of it
+SCARCE = 0.1  # share of the memory: where so little was left, a process was killed for want of it
 MAX_SLOWEST = 32
 PERCENTILES = (0.05, 0.5, 0.95)
 

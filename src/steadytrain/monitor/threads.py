@@ -29,10 +29,10 @@ from steadytrain.machine.process_tree import CALLS_ON_FILES, ThreadFiles, read_s
 from steadytrain.monitor import stacks
 from steadytrain.monitor.watchdog import LoopProgress
 
-COST = 0.003  # of one core, that looking may take
+COST = 0.003  # share of a core that looking may take
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.03, 0.2
-SURVEY_SECONDS = 1.0  # between two readings of all threads
-ACTIVE = 0.05  # of a core: a thread that uses less does not matter
+SURVEY_SECONDS = 1.0  # seconds between two readings of all threads
+ACTIVE = 0.05  # share of a core: a thread that uses less does not matter
 MAX_COMPUTING = 4  # computing threads that each look reads
 MAX_KEPT, MAX_TOLD = 256, 16  # places
 SLEEPS = frozenset({"nanosleep", "clock_nanosleep", "poll", "ppoll", "select", "pselect6", "pause", "epoll_wait"})
@@ -43,7 +43,7 @@ NEUTRAL = frozenset({"builtins", "math", "typing", "functools", "itertools", "op
 """Packages of which lines that compute on tensors make use."""
 STOPPED_SECONDS = 0.5
 """A look that is so late, was not queued for a processor and did not wait for Python's lock was stopped."""
-WAKES = 0.25  # of the switch intervals that pass: who waits for Python's lock wakes up in more of them
+WAKES = 0.25  # share of the switch intervals that pass: who waits for Python's lock wakes up in more of them
 HELD_SECONDS = 0.0005  # a look that waits longer for Python's lock found a thread that runs Python code
 
 

@@ -53,7 +53,7 @@ _EXCUSED = ("input", "epoch_gap", "logging", *SLOW)  # what only a rank's own wa
 _MOST_STALLS = 20  # stalls of one attempt that are written: one that stands still now and then fills no disk
 ENOUGH_UPDATES = 20  # whose pace is known, however fast they were
 _PASSES = 3  # measuring makes some twenty passes, a few of them with four times the images
-_RENEWED = 3  # so often within a bucket: then its pauses are known
+_RENEWED = 3  # renewals within a bucket: then its pauses are known
 _CLEAR = "\r\x1b[K\x1b[?25h"  # what is drawn on the line goes, the cursor comes back
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 VERSION = 6
 """The version of the library's functions as they are called here."""
 
-_SPARE_BYTES = 4096  # for segments that are added
+_SPARE_BYTES = 4096  # bytes left free for segments that are added
 MOST_ROOM = 32 * 2**20
 """Bytes that each thread works in, at most."""
 _NO_ROOM = -3  # restart's answer where its output is too small

@@ -15,7 +15,7 @@ from steadytrain.monitor.series import six_digits, thin
 TEMPLATES = Path(__file__).parent / "templates"
 # Distinct for people with any colour vision, and at least 3:1 against both a white and a near-black page.
 COLOURS = ("#3d7dd6", "#d4691e", "#2f9169", "#b5559b", "#8a77d8", "#94800f", "#2f93a8", "#cf5454")
-MAX_CURVES = 16  # of the best runs, over each other at first
+MAX_CURVES = 16  # curves of the best runs, over each other at first
 DASHES = ("solid", "dash", "dot", "dashdot")
 LAYOUTS = {"channels-last": "NHWC", "channels-first": "NCHW"}
 """Short names of images' layouts in memory."""

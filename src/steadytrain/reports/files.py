@@ -48,7 +48,7 @@ def find(paths: Iterable[str | Path]) -> Found[Run]:
     runs: dict[Path, Run] = {}
     notes: list[str] = []
     for path in map(Path, paths):
-        if is_run(path):
+        if Run.is_run(path) or not path.is_dir():
             started = [open_run(path)]
         else:
             inside, reasons = runs_inside(path)
@@ -94,7 +94,7 @@ def find_all(paths: Iterable[str | Path], *, skip_unreadable: bool = False) -> F
 def _find_in(path: Path) -> Found[Run] | Found[ForeignRun]:
     """Open the runs, or read the logs, that one path stands for."""
     notes: list[str] = []
-    if path.is_file() and not (path.parent / "recipe.json").exists():
+    if path.is_file() and not Run.is_run(path.parent):
         logs = read_log(path)
     elif _holds_files_alone(path):
         logs, notes = _logs_inside(path)
@@ -106,7 +106,7 @@ def _find_in(path: Path) -> Found[Run] | Found[ForeignRun]:
 
 def _holds_files_alone(folder: Path) -> bool:
     """Return whether a folder is no run, holds none, and has files that may be logs."""
-    if not folder.is_dir() or (folder / "recipe.json").exists():
+    if not folder.is_dir() or Run.is_run(folder):
         return False
     inside = list(folder.iterdir())
     is_of_runs = any(path.is_dir() and any(path.glob("**/recipe.json")) for path in inside)
@@ -155,18 +155,13 @@ def pick(path: str | Path) -> Picked:
         return seen.status == "running" or (seen.status == "waiting" and seen.process is not None)
 
     folder = Path(path)
-    if is_run(folder):
+    if Run.is_run(folder) or not folder.is_dir():
         return Picked(open_run(folder))
     runs, _ = runs_inside(folder)
     if not runs:
         raise RunError(f"{folder} is not a run (no recipe.json), nor a folder with runs in it")
     running = sorted((run for run in runs if goes_on(run)), key=touched)
     return Picked(running[-1], tuple(running[:-1])) if running else Picked(max(runs, key=touched))
-
-
-def is_run(path: Path) -> bool:
-    """Return whether a path is to be opened as a run: it is one, or it is no folder."""
-    return (path / "recipe.json").exists() or not path.is_dir()
 
 
 def open_run(path: Path) -> Run:

@@ -22,7 +22,7 @@ Status = Literal["finished", "running", "interrupted", "failed"]
 RECENT_SECONDS = 300.0
 SILENT_SECONDS = 60.0  # a run that goes on accounts for its seconds twice as often
 PACE_SECONDS = 120.0
-FORWARD_SHARE = 1 / 3  # of an update's work: a forward pass is half as much as the backward one
+FORWARD_SHARE = 1 / 3  # share of an update's work: a forward pass is half as much as the backward one
 MAX_SAVED = 8
 MAX_NOTICED = 100
 
@@ -214,9 +214,9 @@ def evaluations_left(every: Every, last: float, epochs: float, *, one_step: floa
 
 
 def milestones(history: RunHistory) -> list[dict[str, str]]:
-    """Return the milestones of a run, oldest first: ``when`` (UTC), ``step``, ``what``, ``tone`` (good, warn, bad).
+    """Return milestones of a run, the oldest first: ``day``, ``time`` (UTC), ``step``, ``what``, ``tone``.
 
-    Starts, restarts, notices, checkpoints, failures, ends.
+    Starts, restarts, notices, checkpoints, failures, ends. ``tone``: good, warn, bad, or nothing.
     """
     lines: list[tuple[float, int, str, str]] = []
     ended = {event.attempt for event in history.endings}
@@ -268,14 +268,16 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
             lines.append((event.time, event.step, f"{event.status} after {duration(event.seconds)}{of}{speed}", tone))
     lines.sort(key=lambda line: line[0])
     has_clock = history.attempts[0].began > 0  # a log of another program may tell no time
+    moments = [when(time).partition(" ") if has_clock else ("", "", clock(time)) for time, *_ in lines]
     return [
         {
-            "when": when(time) if has_clock else clock(time),
+            "day": day,
+            "time": time,
             "step": f"epoch {epoch(history.epoch(step))}" if history.is_foreign else f"step {step:,}" if steps else "",
             "what": message,
             "tone": tone,
         }
-        for time, step, message, tone in lines
+        for (day, _, time), (_, step, message, tone) in zip(moments, lines, strict=True)
     ]
 
 

@@ -10,7 +10,7 @@ from steadytrain.format import NONE, duration, percent, rate
 from steadytrain.monitor import Ledger, Slice
 
 LEAST_SECONDS = 0.001
-LEAST_SHARE = 0.0005  # of a bar: less than a pixel
+LEAST_SHARE = 0.0005  # share of a bar: less than a pixel
 LETTERED_SHARE = 0.055  # a share from here on has room for its figure
 
 

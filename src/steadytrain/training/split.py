@@ -27,8 +27,8 @@ from steadytrain.files import replacing
 from steadytrain.format import Say, few, printable
 from steadytrain.run import Run
 
-_EARLIER_SHARE = 0.1  # of each class, that earlier versions held out by default
-_MOST_BYTES = 1 << 28  # of records whose images are decoded for no more than a remark
+_EARLIER_SHARE = 0.1  # share of each class, that earlier versions held out by default
+_MOST_BYTES = 1 << 28  # bytes of records whose images are decoded for no more than a remark
 
 
 @dataclass(frozen=True)

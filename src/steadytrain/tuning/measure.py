@@ -1,6 +1,6 @@
-"""One measurement of a recipe on the user's machine, model and data, made in a process that may crash.
+"""Measure a recipe on the user's machine. A child process calls this, once: a measurement may crash it.
 
-Updates and loading are built by the same functions as for a run; the learning rate is 0, and nothing is saved.
+Model, updates and loader are built by the functions that build a run's; the learning rate is 0, and nothing is saved.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from statistics import median
 from typing import Any
@@ -36,9 +37,9 @@ from steadytrain.training.state import State
 from steadytrain.training.step import Update
 
 ROUNDS = 3
-"""Turns of a measurement; their median counts, so a disturbance of one of them does not."""
+"""Rounds of a measurement. The result is their median, so that a disturbance of one of them does not count."""
 LEAST_BATCHES = 4
-"""The fewest batches in a turn of the loader alone, which makes several at a time."""
+"""The fewest batches in a round of the loader alone, which makes several at a time."""
 
 
 def measure(
@@ -49,16 +50,17 @@ def measure(
     Args:
         what: ``facts`` of data, model and device; ``updates`` alone, on random images in memory; the loader alone
             (``loading``); ``both`` together, as in a run.
-        seconds: how long to measure, about; at least one update or some batches are made.
-        settle_seconds: the longest time for the loader to decode images that it will keep.
+        seconds: about how long to measure; at least one update, or some batches, are measured.
+        settle_seconds: the longest wait for the loader to fill its cache of decoded images before.
         world: the rank that this process measures for: its device, and its part of the machine's cores and memory.
 
     Raises:
         SteadyError: a run of the recipe would fail.
     """
-    kinds = {"facts": _facts, "updates": _updates, "loading": _loading, "both": _updates_and_loading}
     with _open_parts(recipe, world, trains=what in ("updates", "both")) as parts:
-        return kinds[what](parts, seconds, settle_seconds)
+        if what == "facts":
+            return _facts(parts)
+        return _updates(parts, seconds) if what == "updates" else _loading(parts, seconds, settle_seconds)
 
 
 @dataclass
@@ -98,10 +100,10 @@ def _drop(message: str) -> None:
     """Drop a message: a run of the recipe will print it."""
 
 
-def _facts(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
+def _facts(parts: _RunParts) -> dict[str, Any]:
     data, device, sharing = parts.data, parts.device, parts.world.local_size
     memory = facts.memory_bytes() // sharing
-    if device.type == "cuda":  # without that of the driver and other processes
+    if device.type == "cuda":  # what the driver and other processes leave
         memory = int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
     return {
         "data": [data.train.digest, data.num_train, data.num_val, len(data.classes)],
@@ -125,7 +127,7 @@ def _precisions(device: torch.device) -> list[str]:
     return ["fp32", *(["bf16"] if device.type == "cpu" and cpu_multiplies("bf16") else [])]
 
 
-def _updates(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
+def _updates(parts: _RunParts, seconds: float) -> dict[str, Any]:
     assert parts.trained is not None
     batch = random_batch(
         parts.recipe.batch_size,
@@ -143,28 +145,24 @@ def _updates(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[st
     }
 
 
-def _updates_and_loading(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
-    assert parts.trained is not None
-    state, update = parts.trained
-    with _feed(parts) as feed:
-        batches = load(feed, parts.device)
-        update(state, next(batches), 0.0)
-        settle(feed, batches, _drop, seconds=settle_seconds)
-        return _train(parts, lambda: next(batches), seconds)
-
-
 def _loading(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
-    with _feed(parts) as feed:
-        batches = load(feed, parts.device)
-        next(batches)
-        settle(feed, batches, _drop, seconds=settle_seconds)
+    """Measure the loader: alone, or with updates where the parts have those."""
+    with _loader(parts) as loader:
+        batches = load(loader, parts.device)
+        if parts.trained is None:
+            next(batches)
+        else:
+            state, update = parts.trained
+            update(state, next(batches), 0.0)
+        settle(loader, batches, _drop, seconds=settle_seconds)
+        if parts.trained is not None:
+            return _train(parts, lambda: next(batches), seconds)
         work: Callable[[], int] = lambda: len(next(batches).labels)  # noqa: E731
-        turn = seconds / ROUNDS
-        rates = [images_per_second(parts.device, work, seconds=turn, least=LEAST_BATCHES)[0] for _ in range(ROUNDS)]
-        return {"images_per_second": median(rates)}
+        rate = partial(images_per_second, parts.device, work, seconds=seconds / ROUNDS, least=LEAST_BATCHES)
+        return {"images_per_second": median(rate()[0] for _ in range(ROUNDS))}
 
 
-def _feed(parts: _RunParts) -> ImageLoader:
+def _loader(parts: _RunParts) -> ImageLoader:
     recipe, threads = parts.recipe, parts.recipe.parallel.threads
     if threads is None:
         threads = default_threads(pin=parts.device.type == "cuda", sharing=parts.world.local_size)
@@ -180,10 +178,10 @@ def _feed(parts: _RunParts) -> ImageLoader:
 
 
 def _train(parts: _RunParts, next_batch: Callable[[], DeviceBatch], seconds: float) -> dict[str, Any]:
-    """Measure updates, after one that is not counted.
+    """Measure updates, after one that is not counted, in fewer rounds where they take long.
 
     Returns:
-        ``images_per_second``; ``memory_bytes``: the peak, an evaluation included.
+        ``images_per_second``; ``memory_bytes``: the peak, that of evaluating a batch included.
     """
     assert parts.trained is not None
     (state, update), device, rates = parts.trained, parts.device, list[float]()

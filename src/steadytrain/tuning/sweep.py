@@ -312,7 +312,7 @@ def create_cases(
             recipes.append(make_recipe(point.changes))
         except InputError as error:
             raise type(error)(f"case {point.name}: {error}") from error
-    if (folder / "recipe.json").exists():
+    if Run.is_run(folder):
         raise RunError(f"{folder} is a run; a sweep needs another folder: --run FOLDER")
     cases = []
     for point, recipe in zip(chosen, recipes, strict=True):

@@ -52,7 +52,7 @@ Encoding = Literal["auto", "jpg", "png", "webp", "raw", "pass"]
 Subsampling = Literal["420", "444"]
 
 SMALL_SIDE = 64
-MOST_BYTES = 2**29 - 1 - 4096  # of an encoded image: what a record can hold, less its header and labels
+MOST_BYTES = 2**29 - 1 - 4096  # bytes of an encoded image: what a record can hold, less its header and labels
 _LONGEST_SIDE = {"jpg": 65_500, "webp": 16_383}  # pixels, by libjpeg and by the format
 
 _RESTART_UNIT = 16  # pixels, that ``Settings.restart`` counts

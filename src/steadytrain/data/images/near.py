@@ -24,7 +24,7 @@ from steadytrain.data.images.resize import resize
 
 Hashes = NDArray[np.uint64]  # [N, 2]: of each image, and of it mirrored; zeros where there is none
 
-MOST_BITS = 6  # in which two hashes may differ, at most 7 here; docs/laboratory.md has the measurement
+MOST_BITS = 6  # bits in which two hashes may differ, at most 7 here; docs/laboratory.md has the measurement
 LEAST_SIDE = 48  # pixels; scans of digits and letters below it look alike, and are compared by their bytes
 SEEN_ROWS = 128  # that packing looks at; docs/laboratory.md
 

@@ -15,7 +15,7 @@ from steadytrain.format import count
 SMALL = 128 * 128  # pixels up to which all are counted, many images at a time: a call costs as much as so many pixels
 EVERY = 8  # rows of a larger one
 _STACK = 64
-_ROWS = 256  # of squares up to 255 * 255, whose sum float32 still holds exactly
+_ROWS = 256  # rows of squares up to 255 * 255, whose sum float32 still holds exactly
 
 
 class PixelCount:

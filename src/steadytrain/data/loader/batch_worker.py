@@ -1,13 +1,12 @@
-"""The making of batches: reads, decodes and crops samples into the batch's own memory.
+"""Make batches: read, decode and crop samples into the batch's own memory.
 
 A training image that cannot be read is replaced by the next sample of the data that can (in the data's order, starting
 again after its end), cropped with the same draws: what stands at a position depends on the seed, the position and the
 data alone, never on what other positions met. An evaluation replaces nothing and raises.
 
-What stands at a batch's positions, what is drawn for it and where its squares lie takes a few dozen calls of numpy,
-however few images it has. For a small batch of kept images that are only shifted they cost more than its bytes do, and
-each of them takes the interpreter's lock from the training loop. So several such batches are made in one go, which
-costs as much as one.
+To plan a batch (its samples, their draws, their crops) takes a few dozen calls of numpy, however few images it has.
+Small images that are cached and only shifted cost less than these calls, each of which takes the interpreter's lock
+from the training loop. So several such batches are planned in one go, which costs as much as one.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ from steadytrain.errors import DataError, FeedError, SteadyError
 
 PIECE = 32  # samples that one thread takes at a time, at most
 READ_BYTES = 4 * 2**20  # encoded bytes that one thread reads at a time, unless one image has more
-MOST_BATCHES = 16  # made together, at most; with 8, a loop around a model that does nothing takes a tenth longer
-MOST_BYTES = 2**20  # of the images of batches made together: more would not stay in a core's cache
+MOST_BATCHES = 16  # batches made together, at most; with 8, a loop around a model that does nothing takes 10 % longer
+MOST_BYTES = 2**20  # bytes of the images of batches made together: more would not stay in a core's cache
 
 
 @dataclass(slots=True)
@@ -64,20 +63,20 @@ class WorkerScratch:
     decoding: Scratch = field(default_factory=Scratch)
     gathering: GatherScratch = field(default_factory=GatherScratch)
     encoded: Scratch = field(default_factory=partial(Scratch, 2 * READ_BYTES))
-    record: int = -1  # what it is working at, for messages
-    closed: threading.Event = field(default_factory=threading.Event)  # nobody wants what it makes any more
+    record: int = -1  # the one that the thread works at, for messages
+    closed: threading.Event = field(default_factory=threading.Event)  # set when the loader is closed
 
-    def turn_to(self, record: int) -> None:
-        """Work at this record next. Raises FeedError where the loader was closed: a piece need not be finished then."""
+    def begin_record(self, record: int) -> None:
+        """Note the record that is worked at next. Raises FeedError where the loader was closed, to end the piece."""
         self.record = record
         if self.closed.is_set():
             raise FeedError("the data loader was closed")
 
     def copy(self, views: list[memoryview | BadImageError], size: int, since: float) -> EncodedImages:
-        """Copy bytes to the thread's own memory, which were asked for since some time.
+        """Copy encoded images, ``size`` bytes in all, to the thread's own memory; reading began at ``since``.
 
-        numpy lets go of the interpreter's lock while it copies: a page that has to come from a disk stalls only this
-        thread, and its seconds count as reading.
+        A mapped page may have to come from a disk first. numpy releases the interpreter's lock while it copies, so that
+        stalls this thread alone; the seconds count as reading.
         """
         memory, ends, copies = self.encoded.take(size), [0], list[Pixels | BadImageError]()
         for view in views:
@@ -106,7 +105,7 @@ class BatchWorker:
 
     Args:
         take_buffer: gives memory for the images of a batch, uint8[B, H, W, C], free again when the last view is gone.
-        device_cache: where kept images are put besides; None: nowhere.
+        device_cache: the GPU's copy of the cached images; None: there is none.
 
     Raises:
         DataError: the data have changed.
@@ -115,11 +114,10 @@ class BatchWorker:
     def __init__(
         self, task: LoaderTask, take_buffer: Callable[[], Pixels], device_cache: DeviceCache | None = None
     ) -> None:
-        source, n = task.source, task.num_images
-        if len(source) != n:
+        if len(source := task.source) != task.num_images:
             raise DataError(
-                f"the data has {len(source)} images now and had {n} when the loader was created: do not change"
-                " data while it is in use"
+                f"the data has {len(source)} images now and had {task.num_images} when the loader was created: do not"
+                " change data while it is in use"
             )
         self.task = task
         self.source = source
@@ -131,12 +129,14 @@ class BatchWorker:
         self.order: GlobalOrder | BlockOrder | RepeatedOrder | None = None
         if task.train:
             stop = None if task.end is None else -(-task.end // task.repeats)
-            order: GlobalOrder | BlockOrder = GlobalOrder(n, task.seed, share, stop)
+            order: GlobalOrder | BlockOrder
             if task.balance:
                 labels = source.labels if task.ids is None else source.labels[task.ids]
                 order = BalancedOrder(np.asarray(labels, np.int64), task.seed, share, stop)
             elif task.blocks is not None:
                 order = BlockOrder(n, task.seed, task.blocks)
+            else:
+                order = GlobalOrder(n, task.seed, share, stop)
             self.order = order if task.repeats == 1 else RepeatedOrder(order, task.repeats)
         self.draws = Draws(task.seed, self.crop.num_draws)
         self.take_buffer = take_buffer
@@ -147,7 +147,7 @@ class BatchWorker:
             self.readahead = Readahead(source, self.ids, self.order, stop=task.end, select_own=task.select_own)
         self.labels = source.labels
         self.quarantine = Quarantine(self.ids, replaces=task.train, describe=getattr(source, "describe", None))
-        self._first: int | None = None  # position of all streams
+        self._first: int | None = None  # the position at which the first stream began
         self._shifted: CachedImages | None = None
 
     def stream(
@@ -160,8 +160,8 @@ class BatchWorker:
     ) -> BatchStream[WorkerScratch, LoadedBatch]:
         """Start threads that make the batches of the task, in order.
 
-        ``numbers``: of the batches to make instead, at least one, without end: where one is appended the caller makes
-        room for it by :meth:`BatchStream.release`.
+        ``numbers``: make these batches instead. It has at least one; whoever appends another, at any time, calls
+        :meth:`BatchStream.release` to have it made.
         """
         task, total = self.task, self.task.total if numbers is None else None
 
@@ -193,9 +193,9 @@ class BatchWorker:
     def job(self, spans: Sequence[BatchSpan]) -> BatchJob[WorkerScratch, LoadedBatch]:
         """Plan the batches at some spans of positions: one, or as many as :meth:`batches_per_job` allows."""
         [(first, n), *more] = spans
-        # Whether all samples have been had: a stream has come so far, or an evaluation begins again.
         if self._first is None:
             self._first = first
+        # Each sample has been used once where a training stream is an epoch further, or an evaluation begins again.
         elif first == self._first if self.order is None else first >= self._first + len(self.ids) * self.task.repeats:
             self.cache.keep_any_size()
         cached = self._shifted_images()
@@ -203,14 +203,14 @@ class BatchWorker:
             images = None if self._is_on_device else [self.take_buffer()[:count] for _, count in spans]
             loaded: list[LoadedBatch] = []
             piece = partial(self._gather_batches, spans, cached, images, loaded)
-            return BatchJob([_naming_the_record(piece)], lambda: loaded, count=len(spans))
+            return BatchJob([_naming_its_record(piece)], lambda: loaded, count=len(spans))
         labels = np.empty((n, *self.labels.shape[1:]), dtype=self.labels.dtype)
         ids, positions = np.empty(n, dtype=np.int64), np.arange(first, first + n)
         memory = batch_view(self.take_buffer(), n, self.task.side(first))
         batch = LoadedBatch(Batch(memory, labels, ids, positions), [])
         step = n if self.cache.full else max(1, min(PIECE, -(-n // self.task.num_threads)))
         pieces: list[Callable[[WorkerScratch], None]] = [
-            _naming_the_record(partial(self._fill_rows, batch, slice(at, min(at + step, n))))
+            _naming_its_record(partial(self._fill_rows, batch, slice(at, min(at + step, n))))
             for at in range(0, n, step)
         ]
         if self.readahead is not None and not self.cache.full:
@@ -229,14 +229,14 @@ class BatchWorker:
         device_cache.load(self.cache)
         scratch.times.batch_seconds += time.perf_counter() - since
 
-    # -- batches of kept images that are only shifted ------------------------------------------------------------------
+    # -- batches of cached images that are only shifted ----------------------------------------------------------------
 
     @property
     def _is_on_device(self) -> bool:
         return self.device_cache is not None and self.device_cache.source is not None
 
     def _shifted_images(self) -> CachedImages | None:
-        """Return the kept images, where all are there and only shifted, and no bad one of them is still to be named."""
+        """Return the cached images if a batch only shifts them, all are there, and each bad one has been reported."""
         if self._shifted is None and self.cache.full and not self.task.stages:
             cached = self.cache.images
             if cached is None or cached.pixels is None or not self.crop.only_shifts(*cached.pixels.shape[1:3]):
@@ -253,7 +253,7 @@ class BatchWorker:
         loaded: list[LoadedBatch],
         scratch: WorkerScratch,
     ) -> None:
-        """Make the batches of some spans, one behind the other, in ``images``; None: where they are, on the device."""
+        """Make the batches of some spans: in ``images``, one array each; None: on the device, whose cache has them."""
         since = time.perf_counter()
         assert cached.pixels is not None
         first, end = spans[0][0], sum(spans[-1])
@@ -280,7 +280,7 @@ class BatchWorker:
                 loaded.append(LoadedBatch(ResidentBatch(self.device_cache, where[rows], *facts), []))
                 continue
             since = time.perf_counter()
-            scratch.turn_to(int(ids[rows.start]))
+            scratch.begin_record(int(ids[rows.start]))
             gather_shifted(images[number], cached.pixels, where[rows], self.crop, scratch.gathering)
             loaded.append(LoadedBatch(Batch(images[number], *facts), []))
             scratch.times.augment_seconds += time.perf_counter() - since
@@ -288,7 +288,7 @@ class BatchWorker:
     # -- any batch -----------------------------------------------------------------------------------------------------
 
     def _fill_rows(self, loaded: LoadedBatch, rows: slice, scratch: WorkerScratch) -> None:
-        """Make some samples of a batch: from kept images, or each decoded and cropped in one go."""
+        """Make some rows of a batch: from cached images, or each decoded and cropped in one go."""
         since, batch = time.perf_counter(), loaded.batch
         positions, ids = batch.positions[rows], batch.ids[rows]
         samples = self.order.ids(positions) if self.order else positions
@@ -296,7 +296,7 @@ class BatchWorker:
         ids[:] = self.ids[samples]
         scratch.times.batch_seconds += time.perf_counter() - since
         scratch.times.images += len(positions)
-        cached = None if self.cache.given_up else self._keep(samples, loaded.bad, scratch)
+        cached = None if self.cache.given_up else self._fill_cache(samples, loaded.bad, scratch)
         if cached is not None:
             since = time.perf_counter()
             samples = cached.replaced(samples)
@@ -305,15 +305,15 @@ class BatchWorker:
             gather(batch.images[rows], cached, samples, crop, draws, scratch.gathering)
             scratch.times.augment_seconds += time.perf_counter() - since
         else:
-            for some, encoded in self._read(samples, scratch):
-                out = batch.images[rows][some]
-                self._decode(out, ids[some], encoded, samples[some], draws[some], loaded.bad, scratch)
+            for part, encoded in self._read(samples, scratch):
+                out = batch.images[rows][part]
+                self._decode(out, ids[part], encoded, samples[part], draws[part], loaded.bad, scratch)
         batch.labels[rows] = self.labels[ids]
 
     def _draws(self, spans: list[Ints], samples: Ints) -> Floats:
-        """Draw the numbers of the samples at some stretches of positions, one behind the other."""
+        """Draw the random numbers of samples, float64[n, num_draws]; ``spans``: stretches of their positions."""
         draws = np.concatenate([self.draws.at(positions) for positions in spans])
-        if self.crop.flip == "alternating":
+        if self.crop.flip == "alternating":  # column 0 decides whether an image is mirrored
             draws[:, 0] = alternating_flips(self.task.seed, samples, np.concatenate(spans) // len(self.ids))
         return draws
 
@@ -327,7 +327,7 @@ class BatchWorker:
         bad: list[BadImage],
         scratch: WorkerScratch,
     ) -> None:
-        """Decode and crop encoded images into ``out``; write the ids of those that stand for bad ones."""
+        """Decode and crop encoded images into ``out``; write the ids of images that replace bad ones to ``ids``."""
         since, decoding, crop = time.perf_counter(), scratch.decoding, self._crops[out.shape[1]]
         heads: list[Encoded | BadImageError] = []
         for image, sample in zip(encoded.images, samples.tolist(), strict=True):
@@ -335,14 +335,14 @@ class BatchWorker:
             heads.append(_probe(image))
         sizes = np.array([(1, 1) if isinstance(head, BadImageError) else head.size for head in heads])
         plan = crop.plan(sizes, draws)
-        scratch.turn_to(int(ids[0]))
+        scratch.begin_record(int(ids[0]))
         decoding.augment_seconds = 0.0
         done = cut_all(out, heads, encoded.memory, encoded.at, crop, plan, decoding)
         left = np.flatnonzero(~done).tolist()
         needed = crop.needed(plan).tolist() if left else []
         for row in left:
             head = heads[row]
-            scratch.turn_to(int(ids[row]))
+            scratch.begin_record(int(ids[row]))
             try:
                 if isinstance(head, BadImageError):
                     raise head
@@ -363,18 +363,18 @@ class BatchWorker:
         scratch.times.augment_seconds += decoding.augment_seconds
         scratch.times.decode_seconds += time.perf_counter() - since - decoding.augment_seconds
 
-    # -- images that are to be kept ------------------------------------------------------------------------------------
+    # -- filling the cache ---------------------------------------------------------------------------------------------
 
-    def _keep(self, samples: Ints, bad: list[BadImage], scratch: WorkerScratch) -> CachedImages | None:
-        """Decode those of the samples that are not kept yet; None where images of this data are not to be kept."""
+    def _fill_cache(self, samples: Ints, bad: list[BadImage], scratch: WorkerScratch) -> CachedImages | None:
+        """Decode those of the samples that are not cached yet; return None where the batch has to decode for itself."""
         since, reading = time.perf_counter(), scratch.times.read_seconds
         missing = self.cache.missing(samples, self.quarantine.samples).tolist()
         for sample in missing:
-            scratch.turn_to(int(self.ids[sample]))
+            scratch.begin_record(int(self.ids[sample]))
             try:
-                self._keep_one(scratch, sample)
+                self._cache_image(scratch, sample)
             except BadImageError as fault:
-                other = self.quarantine.replace(sample, fault, partial(self._keep_one, scratch), bad)
+                other = self.quarantine.replace(sample, fault, partial(self._cache_image, scratch), bad)
                 self.cache.replace(sample, by=other)
             if self.cache.given_up:
                 return None
@@ -384,8 +384,8 @@ class BatchWorker:
         cached = self.cache.images  # it may be another one by now, begun while these were put into the first
         return cached if cached is not None and cached.filled[samples].all() else None
 
-    def _keep_one(self, scratch: WorkerScratch, sample: int) -> None:
-        """Decode a sample into the kept ones, unless it is there. Raises BadImageError."""
+    def _cache_image(self, scratch: WorkerScratch, sample: int) -> None:
+        """Decode a sample into the cache, unless it is there. Raises BadImageError."""
         if self.cache.given_up or self.cache.has(sample):
             return
         since, before = time.perf_counter(), scratch.times.bytes
@@ -399,7 +399,7 @@ class BatchWorker:
             self.cache.put(sample, pixels(head, self.crop.channels, scratch.decoding))
 
     def _survey(self) -> Ints | None:
-        """Read heights and widths of images spread over the data, int64[k, 2]; None where one cannot be kept."""
+        """Read heights and widths of images spread over the data, int64[k, 2]; None where one cannot be cached."""
         heads, samples = [], np.unique(np.linspace(0, len(self.ids) - 1, SURVEYED, dtype=np.int64))
         if self.readahead is not None:
             self.readahead.source.settle(self.ids[samples])  # together, where they come from far away
@@ -424,7 +424,7 @@ class BatchWorker:
         if self.readahead is not None:
             self.readahead.again(samples)
         for at, sample in enumerate(samples.tolist()):
-            scratch.turn_to(int(self.ids[sample]))
+            scratch.begin_record(int(self.ids[sample]))
             try:
                 view: memoryview | BadImageError = self._bytes(sample)
             except BadImageError as fault:
@@ -438,8 +438,8 @@ class BatchWorker:
         yield slice(start, len(samples)), scratch.copy(views, size, since)
 
 
-def _naming_the_record(piece: Callable[[WorkerScratch], None]) -> Callable[[WorkerScratch], None]:
-    """Let what goes wrong in a piece name the record."""
+def _naming_its_record(piece: Callable[[WorkerScratch], None]) -> Callable[[WorkerScratch], None]:
+    """Wrap a piece so that an unexpected error names the record that it was working at."""
 
     def run(scratch: WorkerScratch) -> None:
         try:

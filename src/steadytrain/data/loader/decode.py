@@ -56,7 +56,7 @@ Box = list[int]
 
 _MODES = {1: "L", 3: "RGB"}
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-_SUPPORT = 2  # of bicubic, in pixels of the coarser grid; bilinear has 1
+_SUPPORT = 2  # reach of bicubic resizing, in pixels of the coarser grid; bilinear has 1
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ SURVEYED = 256  # images whose headers tell whether all fit
 MARGIN = 1.1  # times the surveyed images' mean size that the mean of all may be
 MISJUDGED = 2  # times the expected bytes that are had, within the budget, where sizes differ
 GATHERED_BYTES = 2**18  # of images gathered at a time: it stays in a core's cache, and is never returned to the system
-DEVICE_SHARE = 8  # of the free memory of a device, one part in so many is used at most
+DEVICE_SHARE = 8  # at most one part in so many of a device's free memory is used
 _ALIGNED = 64
 
 

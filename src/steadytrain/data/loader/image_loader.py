@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from PIL import Image
 
-from steadytrain.config.plain import checked
+from steadytrain.config.calls import checked
 from steadytrain.data.arrays import Ints
 from steadytrain.data.loader.batch import BadImage, Batch, BufferPool, LoadedBatch
 from steadytrain.data.loader.batch_worker import MOST_BATCHES, BatchWorker, WorkerScratch

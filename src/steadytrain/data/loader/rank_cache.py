@@ -41,7 +41,7 @@ from steadytrain.machine.platform import (
     user_id,
 )
 
-ROOM = 2  # of the room that is free there, one part in so many is used at most: others need it, too
+ROOM = 2  # at most one part in so many of the free room there is used: others need it, too
 MOST_RANKS = 4096
 
 _HEAD = MOST_RANKS  # bytes: one for each process, 1 where it has come

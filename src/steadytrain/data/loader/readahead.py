@@ -26,7 +26,7 @@ from steadytrain.data.recordio.reader import Extents
 from steadytrain.machine import facts
 
 AHEAD_BYTES = 64 * 2**20
-MOST_SAMPLES = 2**14  # in a stretch: of small images the bytes are few and the bookkeeping is not
+MOST_SAMPLES = 2**14  # samples in a stretch: of small images the bytes are few and the bookkeeping is not
 _MOST_COUNTED = 2**20  # positions, of which it is counted how many this loader makes
 GAP_BYTES = 64 * 2**10  # skipping less than this costs a disk more than reading it
 

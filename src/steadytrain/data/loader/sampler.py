@@ -38,7 +38,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _MULTIPLIERS = np.array([[0xCD9E8D57], [0xD2511F53]], dtype=np.uint64)  # of the third word, then of the first
 _WEYL = (0x9E3779B9, 0xBB67AE85)
-_COUNTERS = 8192  # at a time, so that the ten rounds stay in a core's cache
+_COUNTERS = 8192  # counters at a time, so that the ten rounds stay in a core's cache
 
 
 def philox(counter: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:

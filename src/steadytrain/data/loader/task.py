@@ -250,9 +250,9 @@ class LoaderTask:
                 with suppress(BadImageError):
                     sampled.update(encoded_image(self.source, number))
             digest = sampled.hexdigest()
-        facts = repr((what, self.crop.channels, self.train, self.num_images, digest)).encode()
+        content = repr((what, self.crop.channels, self.train, self.num_images, digest)).encode()
         ids = b"" if self.ids is None else self.ids.tobytes()
-        return RankMemory(self.ranks, hashlib.sha256(facts + ids).hexdigest(), size)
+        return RankMemory(self.ranks, hashlib.sha256(content + ids).hexdigest(), size)
 
 
 def encoded_image(source: Source, number: int, describe: Callable[[int], str] | None = None) -> memoryview:

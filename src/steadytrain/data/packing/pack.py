@@ -58,7 +58,7 @@ from steadytrain.files import read_text
 from steadytrain.format import OnProgress, Say, printable
 from steadytrain.machine.cgroups import cores
 
-MARK_SECONDS = 5.0  # of work that a kill may cost; sooner nothing is marked, and a failure leaves nothing
+MARK_SECONDS = 5.0  # seconds of work that a kill may cost; sooner nothing is marked, and a failure leaves nothing
 
 COUNTED_IMAGES = 50_000  # up to so many, the pixels of every image are counted
 LAYOUT = 6  # raised when the same source and settings would be packed into other bytes

@@ -34,7 +34,7 @@ LARGEST_LABEL = float(np.finfo(np.float32).max)
 
 _LARGEST_EXACT = 1 << 24  # float32
 _ESCAPES = str.maketrans({"\t": r"\t", "\n": r"\n", "\r": r"\r"})
-_ROUNDING = 1e-6  # of a label that six decimals write
+_ROUNDING = 1e-6  # rounding of a label that six decimals write
 
 
 class ListLine(NamedTuple):

@@ -33,7 +33,7 @@ from steadytrain.format import Say, count, few, printable
 
 _AMBIGUOUS = -1
 _SAMPLE = 50
-_MOST_NAMES = 200_000  # of a folder, that are held in memory
+_MOST_NAMES = 200_000  # names of a folder that are held in memory
 _MOST_FOLDERS = 1000  # that are looked into for a hint
 _MOST_LEVELS = 20  # folders of another machine
 

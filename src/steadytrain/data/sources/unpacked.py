@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.config.plain import checked
+from steadytrain.config.calls import checked
 from steadytrain.data.arrays import Ints
 from steadytrain.data.images.decode import orientation, read_header
 from steadytrain.data.images.encode import PackSettings, pack_bytes, to_ppm

@@ -47,7 +47,7 @@ _MOVES = (Op.SHEAR_X, Op.SHEAR_Y, Op.TRANSLATE_X, Op.TRANSLATE_Y, Op.ROTATE)
 _COLOURS = (Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST)
 _TABLES = (Op.POSTERIZE, Op.SOLARIZE, Op.INVERT)
 _BALANCES = (Op.AUTOCONTRAST, Op.EQUALIZE)
-_ALL = np.arange(14)  # of RandAugment and TrivialAugment: all but INVERT
+_ALL = np.arange(14)  # operations of RandAugment and TrivialAugment: all but INVERT
 _MIXED = np.array([Op.AUTOCONTRAST, Op.EQUALIZE, Op.POSTERIZE, Op.ROTATE, Op.SOLARIZE, *_MOVES[:4]])
 """AugMix's transforms: none that a test of robustness (ImageNet-C) uses as well."""
 

@@ -29,8 +29,8 @@ _DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "|u1", 4: "<i4", 5: "|i1", 6: "<i8"}
 _OTHER_DTYPES = {7: "bool", 8: "int16", 9: "uint16", 10: "uint32", 11: "uint64", 12: "bfloat16"}
 _CODES = {np.dtype(text): code for code, text in _DTYPES.items()}
 _STORAGE = {1: "row_sparse", 2: "csr"}
-_MAX_DIMENSIONS = 32  # of numpy and of MXNet's shapes
-_MAX_BYTES = 1 << 62  # of one array, as numpy counts them
+_MAX_DIMENSIONS = 32  # dimensions, the most of numpy and of MXNet's shapes
+_MAX_BYTES = 1 << 62  # bytes of one array, as numpy counts them
 _SMALLEST_ARRAY = 4  # bytes of one without dimensions
 
 

@@ -1,4 +1,4 @@
-"""Events of a run as the log of MXNet's training scripts, for the tools that read those."""
+"""Write the events of a run as MXNet's training scripts wrote their log, for tools that read such logs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from steadytrain.events import EpochTrained, Evaluated, Event, Logged, Saved, St
 class Speedometer:
     """Format events as MXNet 1.9.1's ``Speedometer`` and ``fit`` did.
 
-    Epochs count from 0. ``Batch [20-40]`` are the updates of the epoch that the figures are of. An epoch has one
-    validation, and the time cost of its updates alone, as there.
+    As there, epochs count from 0, ``Batch [20-40]`` names the updates of the epoch since the line before, an epoch has
+    one line of validation, and its time cost is that of its updates alone.
 
     >>> log = Speedometer()
     >>> event = Logged(time=0, step=20, epoch=0.2, loss=2.0, top1=0.25, lr=0.1, images_per_second=99, wait_share=0)
@@ -22,26 +22,27 @@ class Speedometer:
     """
 
     def __init__(self) -> None:
-        self._per_epoch, self._batch, self._epoch = 0.0, 0, 0
-        self._steps = self._validated = 0
-        self._progress: Callable[[float], float] = float
+        self._steps, self._steps_per_epoch = 0, 0.0  # of the whole run
+        self._epoch = self._batch = 0  # where the line before ended
+        self._validated = 0  # epochs that have a line of validation
+        self._progress: Callable[[float], float] = float  # updates, as batches of the first size
 
     def lines(self, event: Event) -> Iterator[str]:
         """Yield the lines of one event, without the time and the node before them."""
         match event:
             case Started():
-                self._per_epoch, self._steps = event.steps_per_epoch, event.steps
+                self._steps_per_epoch, self._steps = event.steps_per_epoch, event.steps
                 self._progress = event.batches.progress
             case Logged():
                 epoch = max(0, int(event.epoch - 1e-9))
-                batch = event.step - int(epoch * self._per_epoch)
+                batch = event.step - int(epoch * self._steps_per_epoch)
                 first = self._batch if epoch == self._epoch and self._batch < batch else 0
                 self._epoch, self._batch = epoch, batch
                 yield (
                     f"Epoch[{epoch}] Batch [{first}-{batch}]\tSpeed: {event.images_per_second:.2f} samples/sec"
                     f"\taccuracy={event.top1:f}\tcross-entropy={event.loss:f}"
                 )
-            case EpochTrained() if self._epochs(event.step) >= event.epoch and event.n:  # not before an interruption
+            case EpochTrained() if self._epochs(event.step) >= event.epoch and event.n:  # no epoch that is cut short
                 yield f"Epoch[{event.epoch - 1}] Train-accuracy={event.top1:f}"
                 yield f"Epoch[{event.epoch - 1}] Train-cross-entropy={event.loss:f}"
                 yield f"Epoch[{event.epoch - 1}] Time cost={event.n / (event.images_per_second or math.inf):.3f}"
@@ -54,14 +55,13 @@ class Speedometer:
                     yield f"Epoch[{epoch}] Validation-top_k_accuracy_5={event.top5:f}"
                 yield f"Epoch[{epoch}] Validation-cross-entropy={event.loss:f}"
 
-    def _epochs(self, step: int) -> int:
-        """Return the epochs that have ended after an update, which belongs to the one of its first image."""
-        if step >= self._steps:
-            return 1 + math.floor(self._progress(max(0, step - 1)) / self._per_epoch + 1e-9)
-        return math.floor(self._progress(step) / self._per_epoch + 1e-9)
-
     def stamped(self, event: Event) -> Iterator[str]:
-        """Yield them as ``logging`` wrote them: with the event's time."""
+        """Yield the lines of one event behind its time and the node, as the scripts' ``logging`` wrote them."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
         for line in self.lines(event):
             yield f"{stamp},{int(event.time % 1 * 1000):03d} Node[0] {line}"
+
+    def _epochs(self, step: int) -> int:
+        """Return how many epochs are over after an update. The run's last update ends its epoch, complete or not."""
+        progress = self._progress(max(0, step - 1) if (is_last := step >= self._steps) else step)
+        return is_last + math.floor(progress / self._steps_per_epoch + 1e-9)

@@ -28,6 +28,7 @@ from steadytrain.interop.mxnet.flags import (
 from steadytrain.interop.mxnet.gluoncv import is_gluoncv, translate_gluoncv
 from steadytrain.interop.mxnet.networks import FAMILIES, MODEL_OPTIONS, PUBLISHED, find_model, find_published
 from steadytrain.interop.mxnet.symbol import read_symbol
+from steadytrain.run import Run
 
 NO_AUGMENTATION = {
     "random_crop": ("random crops of {} of an image (up to 64 pixels: padded by 4)", "--set data.augment=none"),
@@ -293,7 +294,7 @@ def _length(draft: Draft) -> int:
     if loaded is None or "pretrained_model" in values:  # fine-tune.py began to count there, which was a fault
         draft.add(["num_epochs"], "--epochs", str(epochs))
         return 0
-    if prefix and (Path(prefix) / "recipe.json").exists():
+    if prefix and Run.is_run(prefix):
         draft.add(["num_epochs"], "--epochs", str(epochs))
         draft.drop("load_epoch", "the run resumes from its newest checkpoint, momentum included")
         return 0

@@ -15,7 +15,7 @@ from steadytrain.monitor.process_watch.summary import Activity, WatchSummary, su
 from steadytrain.monitor.rules.cause import LEAST, Cause, clip, name_process
 
 LEAST_SECONDS = 2.0
-_IDLE = 0.15  # of the time: where what computes waits for less, nothing is looked for
+_IDLE = 0.15  # share of the time: where what computes waits for less, nothing is looked for
 _HUNG_SECONDS = 10.0
 _PERIODS = 0.1
 _QUEUED = 0.15

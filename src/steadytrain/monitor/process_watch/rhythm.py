@@ -19,7 +19,7 @@ LEAST_SWING = 0.15
 _LEAST_CYCLES = 3
 _LEAST_SAMPLES_A_PERIOD = 4
 _LEAST_CORRELATION = 0.3
-_SIMILAR = 0.3  # of the usual time between two rises: the others differ by no more
+_SIMILAR = 0.3  # share of the usual time between two rises: the others differ by no more
 _LEAST_SIMILAR = 0.7
 
 

@@ -41,7 +41,7 @@ from steadytrain.monitor.process_watch.moments import MachineLoad, Moment, Proce
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 _COST = 0.02
-_FIRST_SECONDS, _SLOW_SECONDS = 0.3, 1.0  # between two readings of the machine: the first two, all others
+_FIRST_SECONDS, _SLOW_SECONDS = 0.3, 1.0  # seconds between two readings of the machine: the first two, all others
 _STATES_EVERY = 10
 _MEAN_OF = 10
 _ENDED = "ZX"

@@ -10,8 +10,8 @@ from steadytrain.format import percent
 from steadytrain.monitor.evidence import Evidence
 
 LEAST = 0.03  # a cause that takes a smaller share of the wall time is not worth a person's time
-LEAST_SAVED = 0.005  # of the time: less rounds to nothing
-NAMED = 0.2  # of what others take: a process that takes so much is named in the sentence
+LEAST_SAVED = 0.005  # share of the time: less rounds to nothing
+NAMED = 0.2  # share of what others take: a process that takes so much is named in the sentence
 LEAST_SECONDS = 1.0  # nor is one that takes less in all: equal runs differ by as much
 STOP_OTHERS = "stop the other processes, wait until they end, or move this run to another machine"
 REDUCE_THREAD = "reduce its work, let it sleep in between, or move it to another process"

@@ -29,8 +29,8 @@ from steadytrain.monitor.rules.host import EXPLAINED, slower_stretch
 from steadytrain.monitor.rules.pace import mean_pace
 from steadytrain.run import Run
 
-MOST_SLOWED = 0.95  # of the computing: what a cause took of it, at most
-NEAR = 0.75  # of its ceiling: a run that stays below it has something that holds it back
+MOST_SLOWED = 0.95  # share of the computing: what a cause took of it, at most
+NEAR = 0.75  # share of its ceiling: a run that stays below it has something that holds it back
 ROOT = 0.5  # a cause explains another one where it costs at least this part of what that one costs
 NAMES = {
     "pressure.cpu": "waiting for the processors",

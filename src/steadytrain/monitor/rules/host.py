@@ -32,15 +32,15 @@ from steadytrain.monitor.rules.cause import (
 COMPUTING = ("transfer", "host", "forward", "backward", "optimizer", "update")
 BATCHES = ("input", "epoch_gap", "communication")
 KNOWN = ("sleeps", "waits", "disk", "computing threads")
-THROTTLED = 0.03  # of the time: where a quota holds the process back for longer, it is what bounds it
-AT_WORK = 0.1  # of a core: another Python thread that uses more is one to speak of
-EXPLAINED = 2 / 3  # of what updates take too long: where the causes explain less, the rest is told first
-MUCH_LONGER = 0.25  # of an update: what it has to take longer than alone, on a machine that is never quite still
-LEAST_UNEXPLAINED = 0.1  # of the time
-RAN = 0.9  # of an update: a training thread that was on a processor for so long waited for nothing
-ENOUGH = 0.05  # of the images: updates that are fewer say little of how long others take
+THROTTLED = 0.03  # share of the time: where a quota holds the process back for longer, it is what bounds it
+AT_WORK = 0.1  # share of a core: another Python thread that uses more is one to speak of
+EXPLAINED = 2 / 3  # share of what updates take too long: where the causes explain less, the rest is told first
+MUCH_LONGER = 0.25  # share of an update: what it has to take longer than alone, on a machine that is never quite still
+LEAST_UNEXPLAINED = 0.1  # share of the time
+RAN = 0.9  # share of an update: a training thread that was on a processor for so long waited for nothing
+ENOUGH = 0.05  # share of the images: updates that are fewer say little of how long others take
 ALIKE = 0.5  # of what an update takes longer: each of its larger parts does at least so much, where it is the processor
-WEIGHTY = 0.1  # of an update: a part that is large enough to be timed
+WEIGHTY = 0.1  # share of an update: a part that is large enough to be timed
 EXPLAIN = {
     *("model_waits", "host_code", "busy_thread", "noisy_neighbour", "threads", "decode", "augment", "gather"),
     *("affinity", "growth", "quota", "oversubscription", "compute_threads", "memory", "allocator", "recompile"),
@@ -49,7 +49,7 @@ EXPLAIN = {
 """Causes that make an update take longer than the same passes alone."""
 # Of looks during a backward pass: that find Python's lock kept where nothing is wrong, and beyond that where hooks run.
 USUALLY_HELD, HELD_BY_HOOKS = 0.25, 0.15
-LEAST_CODE = 0.05  # of the time: lines of a network that call torch run Python as well, and stay below it
+LEAST_CODE = 0.05  # share of the time: lines of a network that call torch run Python as well, and stay below it
 
 
 @dataclass(frozen=True, kw_only=True)

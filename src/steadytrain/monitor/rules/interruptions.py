@@ -15,11 +15,11 @@ from steadytrain.monitor.rules.cause import LEAST, Cause, VerdictRule, clip
 from steadytrain.monitor.rules.loader import nearer_advice
 from steadytrain.monitor.rules.pace import is_throttled, mean_pace
 
-USUAL_EVALUATION = 0.10  # of the time: what an evaluation after each epoch may well take
-WANTED = 0.05  # of the time: what evaluations are to take afterwards
+USUAL_EVALUATION = 0.10  # share of the time: what an evaluation after each epoch may well take
+WANTED = 0.05  # share of the time: what evaluations are to take afterwards
 LONGEST_LINE = 0.1  # seconds that a log line may take, on any terminal
-USUAL_MINUTES = 5.0  # between two checkpoints
-LONG_SECONDS = 5.0  # for making data, model or state ready: that it takes as long is worth a word of its own
+USUAL_MINUTES = 5.0  # minutes between two checkpoints
+LONG_SECONDS = 5.0  # seconds to make data, model or state ready: that it takes as long is worth a word of its own
 LEAST_SLOW = 1.0  # seconds that evaluations take beyond that, in all
 LEAST_WAIT = 1.0  # seconds that a start waits, or runs code of others: less is in every start
 SLOW_EVALUATION = 2.0  # times the forward passes of as many training images
@@ -30,7 +30,7 @@ LEAST_SHOWN = 0.1  # seconds of a part that waited for a disk
 STORAGE = ("storage", "storage_first_epoch", "storage_start")
 OF_STORAGE = ("input", "startup")  # the parts of a run whose waits these have
 UPDATE = ("forward", "backward", "optimizer", "update", "host")
-SAVE_SECONDS = 1.0  # that a checkpoint takes beyond that only where something is wrong
+SAVE_SECONDS = 1.0  # seconds that a checkpoint takes beyond that only where something is wrong
 STARTING = {"data": "Opening the data", "model": "Building the model", "state": "Preparing the optimizer state"}
 
 

@@ -29,7 +29,7 @@ USUAL_AUGMENT = (60e-6, 40e-9)  # the same of cutting and resizing, and for each
 FAR_FROM_USUAL = 0.25
 SLEEPS = 0.5  # feed threads that wait for more than this part of their busy time do little else
 MOST_RAW_BYTES = 20e9
-MOSTLY = 0.75  # of the threads' busy time: a stage with so much of it is what they do
+MOSTLY = 0.75  # share of the threads' busy time: a stage with so much of it is what they do
 # More threads help where they save the first part of the waiting, and are the cure where they save the second.
 MATTERS, CURES = 0.3, 0.7
 # Where later passes lose no more than this part of what the first loses, storage is the first pass's affair.

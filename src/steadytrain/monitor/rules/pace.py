@@ -28,7 +28,7 @@ PROBE_COUNTS = ("images", "bytes", "threads", "asked", "starved")
 PROBE_SECONDS = (*(f"{stage}_seconds" for stage in STAGES), "blocked_seconds", "cpu_seconds")
 
 NEAR = 6  # updates before or after the first batch of an epoch in which its lateness shows: batches are made some ahead
-LEAST_UPDATES = 8 * NEAR  # of an epoch in which something can be said to be near its beginning
+LEAST_UPDATES = 8 * NEAR  # updates of an epoch in which something can be said to be near its beginning
 STANDS_OUT = 3.0  # times the usual update that one takes which a gap holds up, at least
 
 

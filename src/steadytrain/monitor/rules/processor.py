@@ -31,10 +31,10 @@ PARALLEL = 0.8
 BETWEEN = ("startup", "warmup", "probe", "evaluation")
 WORKING = (*PASSES, "optimizer", *reversed(BETWEEN))
 
-TURNS = 0.2  # of an update: threads that take turns wait for a core for as long
+TURNS = 0.2  # share of an update: threads that take turns wait for a core for as long
 MAJOR_FAULT_SECONDS = 200e-6  # what a page that comes back from a fast disk costs whoever waits for it, at least
-MEMORY_FULL = 0.92  # of what a process may have: above this the kernel takes pages away to give others
-USUAL_KERNEL = 0.04  # of the processor time of training on a CPU that the kernel takes where nothing is wrong
+MEMORY_FULL = 0.92  # share of what a process may have: above this the kernel takes pages away to give others
+USUAL_KERNEL = 0.04  # share of the processor time of training on a CPU that the kernel takes where nothing is wrong
 TOUCHED = 1.6  # times the kernel's time: a page that is new is slow to touch as well (1.4, 1.75: two virtual machines)
 MINOR_FAULTS = 20_000  # a second: fewer do not matter
 

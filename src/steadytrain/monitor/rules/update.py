@@ -23,9 +23,9 @@ LARGEST_BATCH = 1024
 FIXED_LEFT = 0.1  # a larger batch is large enough where its fixed cost is this part of its update
 FEWEST_UPDATES = 20  # updates an epoch that a larger batch leaves, at least
 GROWN = 1.4  # times its first fifth: what a part of updates takes in the last, at least
-EVENLY = 0.6  # of the growth of another part: whoever waits for processors lengthens each by about as much
+EVENLY = 0.6  # share of the growth of another part: whoever waits for processors lengthens each by about as much
 RISES = 1.15  # times the fifth before: what is no noise, four times in a row
-GREATEST_FALL = 0.25  # of that rise: what a fifth may take less than the one before
+GREATEST_FALL = 0.25  # share of that rise: what a fifth may take less than the one before
 SHORTEST_PART = 1e-4  # seconds: times of less are no unit
 GROWING = {
     "forward": "the forward pass",

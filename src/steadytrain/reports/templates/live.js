@@ -200,7 +200,7 @@
     say("missing", given.missing ? `Not measurable here: ${given.missing}.` : "");
     here("happened").replaceChildren(...given.happened.map((one) => {
       const line = element("tr", "", { className: one.tone });
-      line.append(element("td", one.when), element("td", one.step), element("td", one.what));
+      line.append(element("td", `${one.day} ${one.time}`.trim()), element("td", one.step), element("td", one.what));
       return line;
     }));
     stale.add("ledger");

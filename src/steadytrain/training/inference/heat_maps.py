@@ -36,8 +36,8 @@ MEANING = (
     "Coloured: where covering the picture makes the network less sure of the class; no proof. Dark: not seen by it."
 )
 CELLS = 7  # a side; twice as much is covered at a time
-PASSES = CELLS**2 + 1  # of the network for the map of one image
-MOST_MISTAKES = 24  # of a run: those that its report shows
+PASSES = CELLS**2 + 1  # passes through the network for the map of one image
+MOST_MISTAKES = 24  # mistakes of a run that its report shows
 LEAST_SIDE, MOST_SIDE = 256, 1024  # pixels of the longer side of a picture under its map
 
 _AT_ONCE = 16  # images

@@ -401,7 +401,7 @@ def weights_file(place: Path, which: Which = "best") -> Path:
                 " nothing of that name"
             )
         return place
-    if not (place / "recipe.json").exists() and (place / "config.json").exists():
+    if not Run.is_run(place) and (place / "config.json").exists():
         return place / "model.safetensors"  # a folder as the Hugging Face hub has them
     run = Run.open(place)
     files = [place / "best.safetensors", run.weights]

@@ -302,11 +302,11 @@ def _begin(
         raise RunError(
             f"{data} is a run, not data: steady train {data} resumes it, and --weights {data} starts from it"
         )
-    if not finetune and (is_run := _open_run(data, chosen)) is not None:
+    if not finetune and (named := _open_run(data, chosen)) is not None:
         if run is not None:
-            raise RunError(f"{is_run.directory} is a run, which goes on in its own folder: leave out run={str(run)!r}")
+            raise RunError(f"{named.directory} is a run, which goes on in its own folder: leave out run={str(run)!r}")
         changes = {key: models.name_model(value) if key == "model.name" else value for key, value in chosen.items()}
-        yield Run.create(is_run.directory, is_run.recipe.with_(changes)) if changes else is_run, None
+        yield Run.create(named.directory, named.recipe.with_(changes)) if changes else named, None
         return
     out = wants_progress(progress)
 
@@ -328,7 +328,7 @@ def _open_run(data: object, chosen: Mapping[str, Any]) -> Run | None:
         is_near = isinstance(data, Run | Recipe) or isinstance(getattr(data, "run", None), Run)
         return Run.open(data) if is_near else None  # type: ignore[arg-type]
     is_there = is_uri(str(data)) or is_pattern(str(data)) or Path(data).exists()
-    return Run.open(data) if (Path(data) / "recipe.json").exists() or not (is_there or chosen) else None
+    return Run.open(data) if Run.is_run(data) or not (is_there or chosen) else None
 
 
 def choose_recipe(
@@ -371,9 +371,9 @@ def choose_recipe(
     model, weights = chosen.get("model.name"), chosen.get("model.weights")
     if weights is not None:
         changes.setdefault("model.pretrained", False)
-        if any((Path(str(weights)) / name).exists() for name in ("recipe.json", "config.json")):  # a run, or the hub's
+        if Run.is_run(str(weights)) or (Path(str(weights)) / "config.json").exists():  # the latter is the hub's
             changes["model.weights"] = weights = str(weights_file(Path(str(weights))))
-    if finetune and model is None:
+    if model is None and (finetune or weights is not None):
         model = _choose_model(weights, say)
     precision = _precision(str(changes.get("parallel.device", "auto")))
 
@@ -450,7 +450,7 @@ def _precision(device: str) -> Precision:
 
 
 def _choose_model(weights: object, say: Say) -> str:
-    """Choose what to fine-tune. Raises ModelError for weights that fit no model, or several."""
+    """Choose the network: that of the weights, else one to fine-tune. Raises ModelError where none or several fit."""
     if weights is not None:
         name = models.find_model(Path(str(weights)), say)
         say(f"model: {name}, whose weights are in {weights}")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -129,7 +128,7 @@ def open_frozen(
     """
     changes = {"data.holdout": 0.0, **(changes or {})}
     weights = str(changes.get("model.weights") or "")
-    if weights and "model.name" not in changes and (Path(weights) / "recipe.json").exists():
+    if weights and "model.name" not in changes and Run.is_run(weights):
         trained = restore(weights, device=changes.get("parallel.device", "auto"), say=say)
         named = {key.removeprefix("data."): value for key, value in changes.items() if key.startswith("data.")}
         data = Data(train=source, **{"size": trained.input.size, **named})

@@ -1,7 +1,8 @@
-"""What a caller decides by a run's events: to end it, or to change its rate.
+"""Decisions of a caller's function about a run that trains: to end it, or to change its learning rate.
 
-A decision is no state of the caller's: it is written to the run's recipe (``every.rates``) with the update that it is
-for, before that update is made, and as an event. Whoever resumes the run does the same, with or without the function.
+A decision is kept by the run, not by the caller. It is written to the recipe (``every.rates``), with the number of the
+first update that it holds for, before that update is made; and to the log, as a :class:`Steered` event. So the run
+continues alike after an interruption, with or without the function.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from steadytrain.errors import InputError, describe_type
 from steadytrain.events import Event, EventLog, Steered
@@ -32,11 +34,11 @@ class SetRate:
 
 
 OnEvent = Callable[[Event], Stop | SetRate | None]
-"""Is called with each event of the run but the last, and those of its decisions, after it was written."""
+"""A caller's function. It gets each event after it was written, except its own decisions and the end of the run."""
 
 
 def steered(session: Session) -> Session:
-    """Return a session whose rates are those that were decided on up to here."""
+    """Return the session with the rates that have been decided on so far."""
     recipe, rates = session.timeline.recipe, session.ending.rates
     if rates == recipe.every.rates:
         return session
@@ -45,25 +47,26 @@ def steered(session: Session) -> Session:
 
 
 def decide(session: Session, log: EventLog, on_event: OnEvent, event: Event) -> Iterator[Event]:
-    """Ask a caller about an event, and write down what is decided.
+    """Ask a caller's function about an event; write down what it decides, and yield that as an event.
 
-    What it says where the run has decided already, before it was interrupted, is not heard.
-
-    Raises:
-        InputError: it returned something else than a decision.
+    Where a resumed run makes updates again, its answer is ignored: the recipe has those decisions. Raises InputError
+    for an answer that is no decision.
     """
-    answer, ending, step = on_event(event), session.ending, session.state.cursor.step
+    answer = on_event(event)
     if answer is None:
         return
-    is_stop, times = isinstance(answer, Stop), getattr(answer, "times", 0.0)
     if not isinstance(answer, Stop | SetRate):
         raise InputError(f"on_event returned {describe_type(answer)}; it must be st.Stop, st.SetRate or None")
+    is_stop, ending = isinstance(answer, Stop), session.ending
+    times: Any = getattr(answer, "times", 0.0)  # a stop is written as a factor of 0
     times = times.item() if hasattr(times, "item") else times  # of NumPy or torch
     if not is_stop and not (isinstance(times, int | float) and 0 < times < math.inf):
         raise InputError(f"st.SetRate has times={times!r}; it must be a number above 0")
-    first = step + 1 + (is_stop and ending.is_settled)  # an update's last evaluation may be past
+    # A stop may come too late for the last evaluation, with which a run ends: one more update is made then.
+    first = session.state.cursor.step + 1 + (is_stop and ending.is_settled)
     last, factor = ending.rates[-1] if ending.rates else (0, 1.0)
-    if session.is_done or times == factor or (first, is_stop) <= (last, not factor):  # a stop goes over a rate
+    is_decided = first < last or (first == last and (not factor or not is_stop))  # a stop replaces a rate
+    if session.is_done or times == factor or is_decided:
         return
     ending.rates = (*ending.rates, (first, float(times)))
     Run.create(session.run.directory, session.run.recipe.with_({"every.rates": ending.rates}))
