@@ -78,13 +78,10 @@ class DLLoggerLines:
                 facts.train["loss"] = [loss]
             if math.isfinite(top1):
                 facts.train["top1"] = [self._score(top1)]
-            has_scores = False
-            for name, words in VAL.items():
-                value = first_number(data, words)
-                if math.isfinite(value):
-                    facts.val[name] = [value if name == "loss" else self._score(value)]
-                    has_scores = True
-            facts.evaluated = time if has_scores else facts.evaluated
+            values = {name: first_number(data, words) for name, words in VAL.items()}
+            stated = {name: value for name, value in values.items() if math.isfinite(value)}
+            facts.val |= {name: [value if name == "loss" else self._score(value)] for name, value in stated.items()}
+            facts.evaluated = time if stated else facts.evaluated
             facts.ended = time if math.isnan(facts.ended) else facts.ended
             return
         if math.isfinite(loss) or math.isfinite(rate):
@@ -105,9 +102,8 @@ class DLLoggerLines:
         for run in runs:
             for facts in run.epochs.values():
                 for part in (facts.train, facts.val):
-                    for name in ("top1", "top5"):
-                        if name in part:
-                            part[name] = [fraction(value, percents=percents) for value in part[name]]
+                    for name in part.keys() & {"top1", "top5"}:
+                        part[name] = [fraction(value, percents=percents) for value in part[name]]
             for point in run.points:
                 point.top1 = fraction(point.top1, percents=percents)
         return runs
