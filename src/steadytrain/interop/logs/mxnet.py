@@ -55,7 +55,6 @@ _NO_NAME = re.compile(
     rf"\b{_MONTH}[ -]+\d{{1,2}}\b|\b\d{{1,2}}[ -]{_MONTH}\b|"
     r"\b(?:INFO|DEBUG|WARNING|ERROR|root|[AP]M|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}|[IWEF]\d{4})\b|[^\w.-]+"
 )
-# Gluon's Estimator: an epoch's beginning, a batch, or an epoch's end.
 _ESTIMATOR = re.compile(
     r"\[Epoch (\d{1,7})\](?: [Bb]egin, current learning rate: (\S+)|"
     r" ?\[(?:Batch|Step) (\d{1,10})[^\]]{0,12}\].*?time/\S+ \S+| [Ff]inished in ([\d.]+)s[,:])(.*)|Train finished using"
@@ -220,7 +219,7 @@ class MXNetLines:
         reading = self._readings[worker.run]
         if is_training and worker.epoch >= 0:
             first, last = reading.first, reading.newest
-            newest = reading.run.epoch(last)
+            newest = reading.run.epochs.get(last, LogEpoch(last))
             is_later = first <= last - 2 or bool(newest.seconds and newest.val and first < last)
             if name:
                 again = epoch < worker.epoch or epoch > worker.epoch + MOST_MISSING

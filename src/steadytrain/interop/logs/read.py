@@ -66,8 +66,7 @@ _RECORD = re.compile(
 )
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Z0-9]|[=>78])")
 """Colours, titles and character sets of a terminal."""
-_MESSAGES = ("log", "message", "MESSAGE", "textPayload")
-"""Keys of a line's text in logs of Docker, CloudWatch, journald and Google Cloud, each line a JSON object."""
+_MESSAGES = ("log", "message", "MESSAGE", "textPayload")  # of Docker, CloudWatch, journald and Google Cloud, as JSON
 
 
 def read_log(path: str | Path) -> list[LogRun]:
