@@ -120,6 +120,8 @@ def test_every_flag_of_each_tool_is_taken_or_answered_in_one_line() -> None:
         ("--erasing 0.4", {"data.transforms": ("erase:0.4",)}),
         ("-aa rand-m9 -vb 64", {"data.transforms": ("randaugment:2,27,0,0.5",)}),
         ("--sched step --decay-epochs 2.4 --decay-rate .973", {"optim.factor": 0.973}),
+        ("--opt momentum", {"optim.name": "sgd", "optim.nesterov": False}),
+        ("--lr0 0.01 --optimizer SGD --batch 16", {"optim.lr": 0.01, "optim.base_batch_size": None}),
         ("--opt adamw --opt-betas .9 .99 --opt-eps 1.e-7", {"optim.betas": (0.9, 0.99), "optim.eps": 1e-7}),
         ("--multiprocessing-distributed --rank 0 --dist-eval --lr 0.3", {"optim.lr": 0.3}),
     ],

@@ -77,6 +77,26 @@ def test_difference_in_the_meaning_of_a_flag_is_reported(words: str, old: str, a
     assert answer in dict(translate("train_imagenet", ["--data-train", "a.rec", *words.split()]).rows)[old]
 
 
+@pytest.mark.parametrize(
+    ("script", "words", "is_cut"),
+    [
+        ("train_mnist", "", False),
+        ("train_cifar10", "", True),
+        ("train_cifar10", "--image-shape 3,32,32", False),
+    ],
+)
+def test_only_cifars_images_were_cut_by_mxnet(script: str, words: str, is_cut: bool) -> None:
+    rows = translate(script, ["--data-train", "a.rec", *words.split()]).rows
+    [answer] = [new for old, new in rows if old.startswith("--image-shape")]
+    assert ("28 of 32" in answer) == is_cut
+
+
+@pytest.mark.parametrize("words", ["--add_stn", "--add-stn 1", "--add_stn --num-epochs 3"])
+def test_a_switch_of_train_mnist_needs_no_value(words: str) -> None:
+    rows = dict(translate("train_mnist", ["--data-train", "a.rec", *words.split()]).rows)
+    assert "a spatial transformer has no counterpart here" in rows.values()
+
+
 LAW: dict[str, Any] = {
     "data.interpolation": "bilinear",
     "data.grow_size": [],

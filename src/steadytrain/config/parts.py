@@ -475,7 +475,7 @@ class Optim:
         "Peak learning rate, above 0. If optim.base_batch_size is set, it is the rate for that many images an update.",
         limit=ABOVE_0,
         usual=("0.1 for 256 images an update, or for 128 if they are up to 64 pixels", "0.001"),
-        words="learning-rate base-lr lr-base lr0",
+        words="learning-rate base-lr lr-base",
         flag=Flag(OPTIMIZER, "Peak learning rate, before it is scaled to the batch."),
         example=0.05,
     )

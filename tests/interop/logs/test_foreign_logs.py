@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -479,3 +480,52 @@ def test_names_and_notices_of_a_log_cannot_leave_their_place_on_the_page(tmp_pat
     text = "INFO:root:start with arguments Namespace(network='<script>alert(1)</script>')\n" + MXNET
     html = page([account(read(tmp_path, text)[0])])
     assert "<script>alert(1)" not in html and "&lt;script&gt;alert(1)" in html
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda line: json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "2019-03-07T05:23:13.528123456Z"}),
+        lambda line: json.dumps({"timestamp": 1551936193528, "message": line}),
+        lambda line: line.replace("\t", "#011"),
+        lambda line: f"\x1b[32m{line}\x1b(B\x1b[m\x1b]0;train.py\x07",
+    ],
+)
+def test_a_log_that_another_program_wrapped_is_the_same(tmp_path: Path, wrapped: Callable[[str], str]) -> None:
+    text = "\n".join(map(wrapped, MXNET.splitlines()))
+    [run], [plain] = read(tmp_path, text + "\n"), read(tmp_path, MXNET + "\n", "b.log")
+    assert not run.notices and [(p.images_per_second, p.top1) for p in run.points] == [
+        (p.images_per_second, p.top1) for p in plain.points
+    ]
+    assert {e: (f.train, f.val, f.seconds) for e, f in run.epochs.items()} == {
+        e: (f.train, f.val, f.seconds) for e, f in plain.epochs.items()
+    }
+
+
+@pytest.mark.parametrize("cut", [1, 3, 6, 7])
+def test_a_figure_that_the_end_of_a_log_cuts_is_left_out(tmp_path: Path, cut: int) -> None:
+    [run] = read(tmp_path, MXNET[:-cut])
+    assert math.isnan(run.epochs[2].mean("val", "top1")) and len(run.epochs[1].val["top1"]) == 1
+    assert any("last line is cut short" in notice for notice in run.notices)
+    [whole] = read(tmp_path, MXNET)  # a last line without its end, but whole
+    assert whole.epochs[2].mean("val", "top1") == 0.65 and not whole.notices
+
+
+def test_what_fastai_and_ultralytics_evaluate_is_validation(tmp_path: Path) -> None:
+    """fastai's metrics have no phase in their names; Ultralytics' epochs count from 1."""
+    tables = {
+        "fastai": ["epoch,train_loss,valid_loss,accuracy,time", "0,1.5,1.25,0.55,00:12", "1,1.3,1.1,0.65,00:11"],
+        "rate": ["epoch,train_loss,valid_loss,error_rate,time", "0,1.5,1.25,0.45,00:12", "1,1.3,1.1,0.35,00:11"],
+        "yolo": [
+            "   epoch,  time, train/loss, metrics/accuracy_top1, metrics/accuracy_top5, val/loss, lr/pg0",
+            "   1, 12.3, 1.5, 0.55, 0.9, 1.25, 0.01",
+            "   2, 24.3, 1.3, 0.65, 0.95, 1.1, 0.005",
+        ],
+    }
+    for name, rows in tables.items():
+        [run] = read(tmp_path, "\n".join(rows) + "\n", f"{name}.csv")
+        assert sorted(run.epochs) == [0, 1]
+        assert [run.epochs[e].mean("val", "top1") for e in (0, 1)] == pytest.approx([0.55, 0.65])
+        assert [run.epochs[e].mean("val", "loss") for e in (0, 1)] == [1.25, 1.1]
+        assert [run.epochs[e].mean("train", "loss") for e in (0, 1)] == [1.5, 1.3]
+        assert math.isnan(run.epochs[0].mean("train", "top1"))

@@ -70,6 +70,21 @@ MLPERF_JSON = "\n".join(
     )
 )
 
+ESTIMATOR = "\n".join(
+    f"""[Epoch {e}] Begin, current learning rate: 0.{e + 1}000
+[Epoch {e}][Batch 0][Samples {640 * e + 32}] time/interval: 0.016s training accuracy: 0.0500, training softmaxcrossentropyloss: 2.5, validation accuracy: nan
+[Epoch {e}][Batch 20][Samples {640 * e + 640}] time/interval: 0.016s training accuracy: 0.0600, training softmaxcrossentropyloss: 2.4, validation accuracy: 0.9999
+Validation Begin
+[Epoch 0] Finished in 0.080s, validation accuracy: {0.1 + e / 10:.4f}
+[Epoch {e}] Finished in {40 + e}.500s, training accuracy: {0.1 + e / 10:.4f}, training softmaxcrossentropyloss: 2.0000, validation accuracy: {0.1 + e / 10:.4f}"""
+    for e in EPOCHS
+)
+ESTIMATOR = f"""Training begin: using optimizer SGD with current learning rate 0.1000
+Train for 3 epochs.
+{ESTIMATOR}
+Train finished using total 125s with 3 epochs. training accuracy: 0.3000, validation accuracy: 0.3000
+"""
+
 
 FIT = lines(
     "2020-06-26 00:0{e}:01,000 Node[0] Epoch[{e}] Batch [0-20]\tSpeed: 5600.00 samples/sec\taccuracy=0.1",
@@ -450,3 +465,56 @@ def test_two_measured_runs_say_how_efficient_eight_devices_are(
     ):
         assert main(["scale", *words]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_every_training_of_gluons_estimator_has_its_own_figures(tmp_path: Path) -> None:
+    """Lines within an epoch repeat the validation before it, and an evaluation's own line is always of epoch 0."""
+    (tmp_path / "a.log").write_text(ESTIMATOR * 2)
+    runs = read_log(tmp_path / "a.log")
+    assert len(runs) == 2 and not any(run.notices for run in runs)
+    for run in runs:
+        assert run.num_workers == 1 and [epoch.training_seconds for epoch in run.epochs.values()] == [40.5, 41.5, 42.5]
+        for part in ("train", "val"):
+            assert [run.epochs[e].mean(part, "top1") for e in EPOCHS] == pytest.approx([0.1, 0.2, 0.3])
+        assert [point.batch for point in run.points] == [0, 20] * 3
+        assert run.points[0].loss == 2.5 and run.points[3].top1 == 0.06
+
+
+def _stamped(template: str, *stamps: str) -> str:
+    return "".join(
+        f"{template.format(stamp)}Epoch[{e}] {line}\n"
+        for e, stamp in enumerate(stamps)
+        for line in ("Train-accuracy=0.3", "Time cost=80.000", f"Validation-accuracy=0.{e + 4}")
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _stamped("[{} INFO 140310] ", "03/07/2018 23:58:13", "03/08/2018 00:05:13"),
+        _stamped("{} ", "07.03.2018 11:58:13 AM", "07.03.2018 12:05:13 PM"),
+        _stamped("{} gpu1 train[12]: ", "Mar  7 23:58:13", "Apr 18 00:05:13"),
+        _stamped("[{}] ", "Wed Mar  7 23:58:13 2018", "Thu Mar  8 00:05:13 2018"),
+        _stamped("{} fit.py:12] ", "I0307 23:58:13.528123", "I0308 00:58:13.9"),
+        _stamped("{} INFO:root:", "1520400193.528", "1520400293.1"),
+        _stamped("[{}] ", "   12.345", "  112.345"),
+        _stamped("{} ", "0:12:33.123", "10:22:33.1"),
+        _stamped("{} stdout F INFO:root:", "2019-03-07T05:23:13.528123456Z", "2019-03-08T07:23:13.1+02:00"),
+    ],
+)
+def test_clocks_of_any_country_are_no_names_of_workers(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.log").write_text(text)
+    [run] = read_log(tmp_path / "a.log")
+    assert run.num_workers == 1 and [run.epochs[e].mean("val", "top1") for e in (0, 1)] == [0.4, 0.5]
+
+
+def test_addresses_and_ranks_are_names_of_workers(tmp_path: Path) -> None:
+    for number, names in enumerate((("10.0.0.1: ", "10.0.0.2: "), ("[1,0]<stderr>:", "[1,1]<stderr>:"))):
+        path = tmp_path / f"{number}.log"
+        path.write_text("".join(_stamped(name, "", "") for name in names))
+        assert [run.num_workers for run in read_log(path)] == [2]
+
+
+def test_two_runs_of_two_epochs_without_arguments_are_two(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(_stamped("INFO:root:", "", "") + _stamped("INFO:root:", "", ""))
+    assert [(run.num_workers, len(run.epochs)) for run in read_log(tmp_path / "a.log")] == [(1, 2), (1, 2)]

@@ -172,6 +172,30 @@ def test_parameters_without_their_blocks_prefix_get_it_back(tmp_path: Path) -> N
         open_checkpoint(str(path))
 
 
+def test_arrays_of_a_whole_executor_and_a_symbol_of_windows_are_read(tmp_path: Path) -> None:
+    """An executor's arrays hold the last batch, too; an editor of Windows puts a mark before the text."""
+    g = Graph(0)
+    path = save(tmp_path, g, classifier(g, 55)[1])
+    expected = open_checkpoint(str(path))
+    write_params(path, {f"arg:{k}": v for k, v in g.params.items()} | {"arg:data": np.zeros((4, 3, 8, 8), np.float32)})
+    symbol = tmp_path / "net-symbol.json"
+    symbol.write_text(symbol.read_text().replace("\n", "\r\n"), encoding="utf-8-sig")
+    read = open_checkpoint(str(path))
+    assert read.params.keys() == g.params.keys() and read.network().size == expected.network().size
+
+
+def test_statistics_that_were_not_saved_are_called_so(tmp_path: Path) -> None:
+    g = Graph(0)
+    x = conv(g, g.var("data"), 8, 3)
+    names = ("gamma", "beta", "moving_mean", "moving_var")
+    x = g.op("BatchNorm", x, *(g.p(f"bn_{name}", 8) for name in names))
+    x = g.op("Flatten", g.op("Pooling", x, global_pool=True, pool_type="avg"))
+    path = save(tmp_path, g, dense(g, x, 5, 8))
+    write_params(path, {f"arg:{k}": v for k, v in g.params.items() if "moving" not in k})
+    with pytest.raises(ModelError, match=r"lacks 2 of .* these are statistics of batch norms: save them too"):
+        open_checkpoint(str(path))
+
+
 def test_gluons_parameters_that_fit_in_two_orders_or_none_are_explained(tmp_path: Path) -> None:
     def arrays(*shapes: tuple[int, ...]) -> dict[str, Array]:
         kinds = [f"{i}.{kind}" for i in range(3) for kind in ("weight", "bias")]

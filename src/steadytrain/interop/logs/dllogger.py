@@ -73,24 +73,18 @@ class DLLoggerLines:
         loss, top1, rate, lr = (first_number(data, names) for names in (LOSS, TOP1, RATE, ("train.lr", "lr")))
         if len(step) > 2:  # a batch of the validation
             return
+        top1 = self._score(top1)
         if not 0 <= batch < MAX_STEPS_PER_EPOCH:  # the whole epoch
-            if math.isfinite(loss):
-                facts.train["loss"] = [loss]
-            if math.isfinite(top1):
-                facts.train["top1"] = [self._score(top1)]
-            has_scores = False
-            for name, words in VAL.items():
-                value = first_number(data, words)
-                if math.isfinite(value):
-                    facts.val[name] = [value if name == "loss" else self._score(value)]
-                    has_scores = True
-            facts.evaluated = time if has_scores else facts.evaluated
+            facts.train |= {name: [value] for name, value in (("loss", loss), ("top1", top1)) if math.isfinite(value)}
+            values = {name: first_number(data, words) for name, words in VAL.items()}
+            stated = {name: value for name, value in values.items() if math.isfinite(value)}
+            facts.val |= {name: [value if name == "loss" else self._score(value)] for name, value in stated.items()}
+            facts.evaluated = time if stated else facts.evaluated
             facts.ended = time if math.isnan(facts.ended) else facts.ended
             return
         if math.isfinite(loss) or math.isfinite(rate):
             wait, seconds = first_number(data, ("train.data_time",)), first_number(data, ("train.compute_time",))
             share = wait / (wait + seconds) if wait >= 0 and seconds > 0 else NAN
-            top1 = self._score(top1) if math.isfinite(top1) else NAN
             run.add_point(LogPoint(epoch, batch + 1, loss, top1, lr, rate if rate > 0 else NAN, share, time))
             facts.ended = time
 
@@ -105,9 +99,8 @@ class DLLoggerLines:
         for run in runs:
             for facts in run.epochs.values():
                 for part in (facts.train, facts.val):
-                    for name in ("top1", "top5"):
-                        if name in part:
-                            part[name] = [fraction(value, percents=percents) for value in part[name]]
+                    for name in part.keys() & {"top1", "top5"}:
+                        part[name] = [fraction(value, percents=percents) for value in part[name]]
             for point in run.points:
                 point.top1 = fraction(point.top1, percents=percents)
         return runs

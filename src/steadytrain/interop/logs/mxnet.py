@@ -45,12 +45,19 @@ _RATE = re.compile(r"(?:Update\[\d+\]: Change|Adjust) learning rate to (\S+)")
 _SECTION = re.compile(r"(?:train(?:ing)?|valid(?:ation)?|test)\s*[:=]", re.IGNORECASE)
 _OF_FIT = ("Train-", "Validation-", "Time cost=")
 """Beginnings of the lines of ``Module.fit`` about an epoch."""
-_STARTS = ("start with arguments", "Start training with", "Namespace(")
+_STARTS = ("start with arguments", "Start training with", "Training begin: using optimizer", "Namespace(")
 NO_MEMORY = r"(?<!CUDA )out of memory|_ALLOC_FAILED|Memory allocation failed"  # of a GPU; PyTorch words it otherwise
-# What is no part of a worker's name in front of a line.
+# What is no part of a worker's name in front of a line: clocks and dates of any country, seconds since a start, levels.
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
 _NO_NAME = re.compile(
-    r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|\b\d\d:\d\d:\d\d(?:[.,]\d+)?|\b(?:INFO|DEBUG|WARNING|ERROR|root)\b|"
-    r"[^\w.-]+"
+    r"(?<![\d.])\d{1,4}([-/.])\d{1,2}\1\d{1,4}(?![\d.])T?|(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?"
+    r"(?:Z\b|[+-]\d\d:?\d\d\b)?|(?<![\d.])\d+\.\d+(?![\d.])|\b\d{9,}\b|"
+    rf"\b{_MONTH}[ -]+\d{{1,2}}\b|\b\d{{1,2}}[ -]{_MONTH}\b|"
+    r"\b(?:INFO|DEBUG|WARNING|ERROR|root|[AP]M|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}|[IWEF]\d{4})\b|[^\w.-]+"
+)
+_ESTIMATOR = re.compile(
+    r"\[Epoch (\d{1,7})\](?: [Bb]egin, current learning rate: (\S+)|"
+    r" ?\[(?:Batch|Step) (\d{1,10})[^\]]{0,12}\].*?time/\S+ \S+| [Ff]inished in ([\d.]+)s[,:])(.*)|Train finished using"
 )
 _STAMP_LENGTH = len("2018-03-07 05:23:13,528")
 
@@ -63,7 +70,8 @@ _TOKEN = re.compile(
 )
 _PART = re.compile(r"(?:(train(?:ing)?)|val(?:id(?:ation)?)?|test|eval)(?:[-_ ](.+))?", re.IGNORECASE)
 _SPEEDS, _TIMES, _RATES = ("speed", "throughput"), ("time", "time cost", "time_cost"), ("lr", "learning_rate")
-_LOSSES = ("cross-entropy", "loss", "softmax-cross-entropy", "softmaxcrossentropyloss", "celoss", "nll-loss", "ce")
+_LOSSES = {"cross-entropy", "loss", "lossvalue", "softmax-cross-entropy", "softmaxcrossentropyloss", "celoss"}
+_LOSSES |= {"nll-loss", "ce"}
 _SCORE = r"(?:acc(?:uracy)?|prec(?:ision)?|err(?:or)?)"
 _TOP = re.compile(rf"(?:{_SCORE}[-_@]?)?(?:top[-_]?(?:k_accuracy_)?|@)?(?P<k>[15])(?:[-_]?{_SCORE})?")
 _ERROR = re.compile(r"(?:^|[-_@]|\d)err(?:or)?(?:$|[-_@]|\d)")
@@ -127,16 +135,15 @@ class MXNetLines:
 
     def take(self, line: str) -> bool:
         """Parse a line; return False if it is none of MXNet's."""
+        if not (line := _of_estimator(line)):
+            return True
         match = _LINE.search(line)
         if match is None:
             return self._take_other(line)
         epoch, text = int(match["epoch"] or match["bracketed"]), line[match.end() :]
         batch = _BATCH.match(text)
-        if batch is None and match["batch"] is None:
-            batches = NAN
-        else:
-            batches = float(match["batch"] or (batch[1] if batch else 0))
-            text = text[batch.end() :] if batch else text
+        batches = float(match["batch"] or (batch[1] if batch else NAN))
+        text = text[batch.end() :] if batch else text
         figures = _figures_of_epoch(text, batches, is_bracketed=match["bracketed"] is not None)
         is_training = not math.isnan(batches) or text.startswith(("Train-", "Time cost=")) or figures is not None
         is_known = is_training or text.startswith("Validation-") or "loss" in text or _METRIC.match(text) is not None
@@ -206,19 +213,20 @@ class MXNetLines:
         """Return the worker that wrote a line, in the run that the line belongs to.
 
         A worker with a name goes from epoch to epoch: what does not is another run. Several without names may be in
-        different epochs: another run is one that is back at the first epoch after the third.
+        different epochs: another run is one that is back at the first epoch after the second was over.
         """
         worker = self._workers.setdefault(name, _Worker(len(self._readings) - 1))
         reading = self._readings[worker.run]
         if is_training and worker.epoch >= 0:
             first, last = reading.first, reading.newest
+            newest = reading.run.epochs.get(last, LogEpoch(last))
+            is_later = first <= last - 2 or bool(newest.seconds and newest.val and first < last)
             if name:
                 again = epoch < worker.epoch or epoch > worker.epoch + MOST_MISSING
                 again = again or (epoch == worker.epoch and worker.is_timed)
             else:
-                again = (
-                    epoch > last + MOST_MISSING or (epoch <= last and bool(self._start)) or (epoch == first <= last - 2)
-                )
+                again = epoch > last + MOST_MISSING or (epoch <= last and bool(self._start))
+                again = again or (epoch == first and is_later)
             if again and self._start and first < epoch <= last:
                 reading.run.drop_from(epoch)
                 reading.newest = epoch - 1
@@ -250,6 +258,27 @@ class MXNetLines:
         for reading in readings:
             _settle(reading)
         return [reading.run for reading in readings]
+
+
+def _of_estimator(line: str) -> str:
+    """Word a line of Gluon's Estimator as the scripts do; empty for one that repeats figures of others.
+
+    A batch's line has the validation of the epoch before; an evaluation ends with a line that is always of epoch 0.
+
+    >>> _of_estimator("[Epoch 1] Finished in 0.5s, training accuracy: 0.9, validation accuracy: 0.8")
+    '[Epoch 1] time: 0.5 train-accuracy=0.9 val-accuracy=0.8'
+    """
+    if (match := _ESTIMATOR.search(line)) is None:
+        return line
+    epoch, lr, batch, seconds, text = match.groups()
+    if lr:
+        return f"Adjust learning rate to {lr}"
+    figures = re.findall(r"\b(train|val)[a-z]{0,8} ([\w.\-]{1,99}): ([-+.\w]+)", text or "")
+    trained = [f"{name}={value}" for part, name, value in figures if part == "train"]
+    if batch:
+        return f"{line[: match.start()]}Epoch[{epoch}] Batch [{batch}]\t" + "\t".join(trained)
+    ended = [f"[Epoch {epoch}] time: {seconds}", *(f"{part}-{name}={value}" for part, name, value in figures)]
+    return line[: match.start()] + " ".join(ended) if trained else ""
 
 
 @dataclass

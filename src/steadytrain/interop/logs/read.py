@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from steadytrain.interop.logs.dllogger import DLLoggerLines
 from steadytrain.interop.logs.mlperf import MLPerfLines
 from steadytrain.interop.logs.mxnet import NO_MEMORY, MXNetLines
 from steadytrain.interop.logs.run import LogRun
-from steadytrain.interop.logs.settings import STAMP, add_setting
+from steadytrain.interop.logs.settings import STAMP, add_setting, parse_json
 from steadytrain.interop.logs.tables import JsonTable, Table
 from steadytrain.interop.logs.torch_lines import TorchLines
 
@@ -33,7 +32,7 @@ LOOKED_FOR = (
     "lines of MXNet, Gluon or Horovod (Epoch[0] Train-accuracy=0.5, [Epoch 0] validation: ...), timm"
     " (Train: 0 [  50/1251 (  4%)]), torchvision (Epoch: [0]  [  10/5005]), MLPerf (:::MLLOG {...}) or NVIDIA's"
     " DLLogger (DLLL {...}), nor a first line that names columns of a CSV file"
-    " of Lightning, Keras or timm (epoch, loss, val_accuracy, ...)"
+    " of Lightning, Keras, fastai, Ultralytics or timm (epoch, loss, val_accuracy, ...)"
 )
 
 
@@ -52,7 +51,7 @@ class LineReader(Protocol):
 # Any line that a reader of lines knows holds one of these.
 _MAY_MATTER = re.compile(
     r"Epoch\[|\[Epoch |Iter\[|Epoch: \[|Train: \d|Test|DLLL |@1 |Namespace\(|learning rate|Start training|"
-    rf":::ML|param count|Scheduled epochs|start with arguments|{NO_MEMORY}"
+    rf":::ML|param count|Scheduled epochs|start with arguments|Training begin|Train finished|{NO_MEMORY}"
 )
 # A line with a figure of training, whoever wrote it.
 _FIGURE = re.compile(
@@ -65,7 +64,9 @@ _RECORD = re.compile(
     r"(?P<mxnet>(?:Epoch|Iter)\[\d|\[Epoch \d)|(?P<mlperf>:::ML)|(?P<nvidia>DLLL )|"
     r"(?P<torch>Epoch: \[\d|Train: \d{1,7} \[|Test(?: \(EMA\))?:(?: EMA)?\s{1,9}\[| \* (?:Acc|Prec)@1)"
 )
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Z0-9]|[=>78])")
+"""Colours, titles and character sets of a terminal."""
+_MESSAGES = ("log", "message", "MESSAGE", "textPayload")  # of Docker, CloudWatch, journald and Google Cloud, as JSON
 
 
 def read_log(path: str | Path) -> list[LogRun]:
@@ -176,7 +177,7 @@ def _lines(file: IO[bytes], faults: list[str]) -> Iterator[str]:
     file.seek(0)
     stream: IO[bytes] = cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if start[:2] == b"\x1f\x8b" else file
     decoder: codecs.IncrementalDecoder | None = None
-    partial, total = "", 0
+    partial, total, before = "", 0, list[str]()
     while True:
         try:
             data = stream.read(CHUNK_BYTES)
@@ -193,19 +194,41 @@ def _lines(file: IO[bytes], faults: list[str]) -> Iterator[str]:
             data = b""
         # A carriage return alone ends the lines of a progress bar.
         *complete, partial = (partial + text).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        before = complete or before
         for line in complete:
             yield _cleaned(line)
         if len(partial) > MAX_LINE:
             partial = partial[:MAX_LINE]
         if not data:
             if partial.strip():
-                yield _cleaned(partial)
+                whole = _without_cut_figure(partial, before)
+                faults += ["the log's last line is cut short: its last figure is left out"] * (whole != partial)
+                yield _cleaned(whole)
             return
+
+
+def _without_cut_figure(line: str, before: Sequence[str]) -> str:
+    """Leave out the number at the end of a log without a last line end, if all of its kind before have more decimals.
+
+    >>> _without_cut_figure("Epoch[1] Train-accuracy=0.", ["Epoch[0] Train-accuracy=0.350000"])
+    'Epoch[1] Train-accuracy='
+    """
+    end = re.search(r"\d*\.?(\d*)$", line)
+    if not end or not end[0] or not _MAY_MATTER.search(line):
+        return line
+    start = line[: end.start()]
+    kind = re.compile(re.sub(r"\d+", lambda _: r"\d+", re.escape(start)) + r"\d*\.(\d+)")
+    decimals = {len(match[1]) for match in map(kind.match, before) if match}
+    return start if len(decimals) == 1 and len(end[1]) < min(decimals) else line
 
 
 def _cleaned(line: str) -> str:
     line = line[:MAX_LINE]
-    return _COLOUR.sub("", line) if "\x1b" in line else line
+    document = parse_json(line) if line.startswith("{") else None
+    if isinstance(document, dict) and (keys := [key for key in _MESSAGES if isinstance(document.get(key), str)]):
+        line = f"{document.get('time', '')} {document[keys[0]].rstrip()}".lstrip()
+    line = line.replace("#011", "\t")  # as syslog writes a tab
+    return _TERMINAL.sub("", line) if "\x1b" in line else line
 
 
 def _add_settings_beside(run: LogRun, path: Path) -> None:
@@ -220,11 +243,5 @@ def _add_settings_beside(run: LogRun, path: Path) -> None:
             continue
         for line in lines:
             if match := re.fullmatch(r"([A-Za-z_]\w*): ([^\[{&*!|>].*)", line.rstrip()):
-                add_setting(run, match[1], _scalar(match[2]))
-
-
-def _scalar(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text.strip("'\"")
+                value = parse_json(match[2])
+                add_setting(run, match[1], value.strip("'") if isinstance(value, str) else value)

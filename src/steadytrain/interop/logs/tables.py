@@ -28,6 +28,7 @@ _NAMES = {
         "acc5, top5, prec5, acc 5, top 5, acc top5, top5 acc, top k categorical accuracy, "
         "sparse top k categorical accuracy"
     ),
+    "error": "error rate",
     "lr": "lr, learning rate",
 }
 FIGURES = {tuple(name.split()): figure for figure, names in _NAMES.items() for name in names.split(", ")}
@@ -44,8 +45,9 @@ def meaning(name: str) -> Meaning | None:
     if words and words[0] == "lr":
         return "", "lr", ""
     per = words.pop() if words and words[-1] in ("step", "epoch") and len(words) > 1 else ""
-    phase = "val" if VAL & set(words) else "train" if TRAIN & set(words) else ""
-    figure = FIGURES.get(tuple(word for word in words if word not in VAL | TRAIN))
+    unnamed = "val" if "metrics" in words else ""  # as Ultralytics writes what it evaluates
+    phase = "val" if VAL & set(words) else "train" if TRAIN & set(words) else unnamed
+    figure = FIGURES.get(tuple(word for word in words if word not in VAL | TRAIN | {"metrics"}))
     return (phase, figure, per) if figure else None
 
 
@@ -148,9 +150,12 @@ class Table(_Rows):
         super().__init__(format)
         self._names = list(names)
         self._delimiter = delimiter
-        self._columns = [(i, what) for i, name in enumerate(names) if (what := meaning(name)) is not None]
+        unnamed = "val" if format == "fastai" else ""  # its metrics are of the validation images
+        known = [(i, what) for i, name in enumerate(names) if (what := meaning(name)) is not None]
+        self._columns = [(i, (what[0] or unnamed, *what[1:])) for i, what in known]
         self._epoch = self._names.index("epoch")
         self._step = self._names.index("step") if "step" in self._names else -1
+        self._counts_from_one = False
 
     @staticmethod
     def of_header(line: str) -> Table | None:
@@ -159,8 +164,10 @@ class Table(_Rows):
             names = [name.strip().strip('"') for name in line.split(delimiter)]
             known = [name for name in names if meaning(name)]
             if "epoch" in names and known and "run" not in names:  # a report of ours names runs
-                is_timm = any(name.startswith("eval_") for name in names)
-                return Table(names, delimiter, "timm" if is_timm else "Lightning" if "step" in names else "Keras")
+                formats = {"eval_": "timm", "metrics/": "Ultralytics", "step": "Lightning"}
+                usual = "fastai" if {"train_loss", "valid_loss"} <= set(names) else "Keras"
+                named = (f for start, f in formats.items() if any(name.startswith(start) for name in names))
+                return Table(names, delimiter, next(named, usual))
         return None
 
     def take(self, line: str) -> bool:
@@ -174,8 +181,11 @@ class Table(_Rows):
             return True
         self.num_lines += 1
         figures = [(kind, value) for i, kind in self._columns if cells[i] and not math.isnan(value := number(cells[i]))]
+        figures = [((k[0], "top1", k[2]), 1 - value) if k[1] == "error" else (k, value) for k, value in figures]
         step = number(cells[self._step]) if self._step >= 0 else NAN
-        self.add(number(cells[self._epoch]), step, figures)
+        epoch = number(cells[self._epoch])
+        self._counts_from_one |= self.num_lines == 1 and epoch == 1 and self._format == "Ultralytics"
+        self.add(epoch - self._counts_from_one, step, figures)
         return True
 
 

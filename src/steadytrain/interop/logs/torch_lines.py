@@ -34,7 +34,7 @@ _RESULT = re.compile(
 _PAIR = re.compile(r"([A-Za-z][\w@/]{0,99}):?\s{1,40}([-+.\w]+)(?:\s*\(\s*([-+.\w]+)\))?")
 _MODEL = re.compile(r"Model (\S+) created, param count:\s*(\d+)")
 _PLANNED = re.compile(r"Scheduled epochs: (\d+)")
-TOP1, TOP5 = ("acc1", "acc@1", "prec@1"), ("acc5", "acc@5", "prec@5")
+_NAMES = {"loss": ("loss",), "top1": ("acc1", "acc@1", "prec@1"), "top5": ("acc5", "acc@5", "prec@5")}
 
 
 class TorchLines:
@@ -127,34 +127,21 @@ class TorchLines:
             return False
         values = _pairs(line[match.end() :])
         facts, time = run.epoch(epoch), stamp(line, match.start() + 1)
-        names = {"loss": ("loss",), "top1": TOP1, "top5": TOP5}
-        now, means = _figures(values, names, 0), _figures(values, names, 1)
-        if "loss" in values and math.isnan(now.get("loss", NAN)):
+        now, means = _figures(values, 0), _figures(values, 1)
+        loss, top1 = now.get("loss", NAN), now.get("top1", NAN)
+        if "loss" in values and math.isnan(loss):
             _finite_or_notice(run, "nan", epoch)
-        seconds, wait = values.get("time", (NAN, NAN))[0], values.get("data", (NAN, NAN))[0]
-        rate = values.get("img/s", (NAN, NAN))[0]
-        run.add_point(
-            LogPoint(
-                epoch,
-                batch + 1,
-                now.get("loss", NAN),
-                now.get("top1", NAN),
-                values.get("lr", (NAN, NAN))[0],
-                rate if rate > 0 else NAN,
-                wait / seconds if seconds > 0 and 0 <= wait <= seconds else NAN,
-                time,
-            )
-        )
-        for name, value in means.items():
-            facts.train[name] = [value]
+        seconds, wait, rate, lr = (values.get(name, (NAN, NAN))[0] for name in ("time", "data", "img/s", "lr"))
+        share = wait / seconds if seconds > 0 and 0 <= wait <= seconds else NAN
+        run.add_point(LogPoint(epoch, batch + 1, loss, top1, lr, rate if rate > 0 else NAN, share, time))
+        facts.train |= {name: [value] for name, value in means.items()}
         facts.ended = time
         run.note_time(time)
         return True
 
     def _take_test(self, match: re.Match[str], line: str) -> bool:
         facts = self._facts()
-        names = {"loss": ("loss",), "top1": TOP1, "top5": TOP5}
-        for name, value in _figures(_pairs(line[match.end() :]), names, 1).items():  # the newest line has the means
+        for name, value in _figures(_pairs(line[match.end() :]), 1).items():  # the newest line has the means
             (facts.ema if match[1] or match[2] else facts.val)[name] = [value]
         facts.evaluated = stamp(line, match.start() + 1)
         return True
@@ -204,10 +191,10 @@ def _pairs(text: str) -> dict[str, tuple[float, float]]:
     return pairs
 
 
-def _figures(values: dict[str, tuple[float, float]], names: dict[str, tuple[str, ...]], which: int) -> dict[str, float]:
+def _figures(values: dict[str, tuple[float, float]], which: int) -> dict[str, float]:
     """Return the figures that a line has, accuracies as fractions; ``which``: 0 the value, 1 the mean."""
     figures = {}
-    for name, words in names.items():
+    for name, words in _NAMES.items():
         value = next((values[word][which] for word in words if word in values), NAN)
         value = value if name == "loss" else fraction(value, percents=True)
         if math.isfinite(value):

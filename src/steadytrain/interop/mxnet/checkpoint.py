@@ -195,6 +195,7 @@ def open_checkpoint(
             )
         arrays = {}
     arrays = {re.sub(r"^(arg|aux):", "", name): array for name, array in arrays.items()}
+    arrays.pop("data", None)  # of a whole executor: the last batch's images
     if (full := _with_prefix(looked_at, arrays)) is not arrays:
         notes.append(
             f"{params_path} lacks the prefix of Gluon's block, {next(iter(full)).removesuffix(next(iter(arrays)))}"
@@ -329,6 +330,8 @@ def require_arrays(symbol: Symbol, arrays: Mapping[str, Array], symbol_path: Pat
         ": these are names of Gluon's save_parameters, which belong to its code, and their order is not the symbol's:"
         " let MXNet write both files (net.load_parameters, net.hybridize, one forward, net.export)"
         if all(map(_OF_GLUON.fullmatch, arrays))
+        else ": these are statistics of batch norms: save them too, as mx.model.save_checkpoint does (aux:NAME)"
+        if all(re.search(r"_(moving|running)_(mean|var)$", name) for name in missing)
         else ": are they of the same network?"
     )
     some = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")

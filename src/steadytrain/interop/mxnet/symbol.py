@@ -75,7 +75,7 @@ def read_symbol(path: Path) -> Symbol:
         if path.stat().st_size > _MAX_BYTES:
             raise ModelError(f"{path} has more than {_MAX_BYTES >> 20} MiB: no symbol is so large; name another file")
         require_content(path)
-        return parse_symbol(path.read_text(encoding="utf-8"), where=str(path))
+        return parse_symbol(path.read_text(encoding="utf-8-sig"), where=str(path))
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

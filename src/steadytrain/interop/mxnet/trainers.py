@@ -91,11 +91,10 @@ def translate_trainer(script: str, words: Sequence[str], workers: int) -> Transl
         return translate_gluoncv(words, script, workers)
     tuned: Flags = {"pretrained_model": (str, None), "layer_before_fullc": (str, "flatten0")}
     tables = (_FIT, _DATA, _AUGMENT, *((tuned,) if script == "fine_tune" else ()))
-    typed = vars(
-        flag_parser(script, *tables, *(({"add_stn": (str, "")},) if script == "train_mnist" else ())).parse_args(
-            list(words)
-        )
-    )
+    parser = flag_parser(script, *tables)
+    if script == "train_mnist":
+        parser.add_argument("--add-stn", nargs="?", const="")
+    typed = vars(parser.parse_args(list(words)))
     usual = {name: value for table in tables for name, (_, value) in table.items()} | TRAINERS[script]
     if typed.keys() & {"data_dir", "lr_factor_epoch"}:
         usual |= _OF_2015 if script == "train_imagenet" else {"lr_factor": 1.0, "lr_factor_epoch": 1.0}
@@ -170,7 +169,7 @@ def _only_updates(draft: Draft, shape: tuple[int, int]) -> None:
 
 
 _FIRST = "updates of one GPU are measured; steady scale says what several give"
-_SMALL = "images of up to 64 pixels keep their side (MXNet cut 28 of 32 pixels out)"
+_SMALL = "images of up to 64 pixels keep their side"
 
 
 def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -> None:
@@ -192,7 +191,8 @@ def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -
     if shape[1] > 32:
         draft.add(["image_shape"], "--size", str(shape[1]), why=CUT if val else "")
     else:
-        draft.add(["image_shape"], why=_SMALL)
+        cuts = script == "train_cifar10" and shape[1] == 28
+        draft.add(["image_shape"], why=_SMALL + " (MXNet cut 28 of 32 pixels out)" * cuts)
     batch, asked_workers = values["batch_size"], workers
     is_async = values["kv_store"].startswith("dist_async") and workers > 1 and find_spec("ray") is not None
     workers = workers if values["kv_store"].startswith("dist") and not is_async else 1  # that share a batch
