@@ -92,6 +92,12 @@ def note(text: str) -> None:
         stream.flush()
 
 
+def note_on_terminal(text: str) -> None:
+    """Write one line on standard error where that is a terminal: somebody waits, and a log has no need of it."""
+    if TerminalStream(sys.stderr).isatty():
+        note(text)
+
+
 def confirmed(question: str) -> bool | None:
     """Ask a question on the terminal; True only for a yes, None where there is nobody to ask."""
     give_way()
@@ -396,6 +402,7 @@ class Console:
         self._seconds: deque[float] = deque(maxlen=RECENT_UPDATES)
         self._excess = 0.0
         self._every_seconds = every_seconds
+        give_way()  # what is shown stands for sys.stderr meanwhile, and is no terminal
         self._stream = TerminalStream(stream or sys.stderr)
         self._foot: Foot | None = None
         self._last_line = -float("inf")
@@ -403,7 +410,6 @@ class Console:
         self._early: list[str] | None = []  # notices before the first update; None after it
 
     def __enter__(self) -> Self:
-        give_way()
         self._foot = Foot(self._stream, self._lines).__enter__() if self._stream.isatty() else None
         return self
 

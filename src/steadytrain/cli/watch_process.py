@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.console import note, note_on_terminal, print_json, print_text
 from steadytrain.cli.render import shorten_name
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
@@ -120,6 +120,7 @@ def watch_process(
 def _watch_command(command: Sequence[str], seconds: float | None, json: bool) -> int:
     with started_command(command, stdout=sys.stderr.fileno() if json else None) as process:
         history = ProcessHistory(process.pid, " ".join(command), settles=True)
+        note_on_terminal(f"watching process {shorten_name(history.name, 40)}; the verdict comes when it ends")
         with contextlib.suppress(InputError), Sampler(process.pid) as sampler:  # it may have ended already
             while not history.is_over(seconds):
                 try:

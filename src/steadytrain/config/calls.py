@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache, wraps
 from typing import Any, TypeVar
 
@@ -45,7 +46,8 @@ def public(function: F, module: str) -> F:
 
     @wraps(call)
     def translating(*args: Any, **kwargs: Any) -> Any:
-        with in_words_of_python():
+        shows_itself = "progress" in names
+        with in_words_of_python(), nullcontext() if shows_itself else shown_meanwhile("working"):
             result = call(*args, **kwargs)
         if inspect.isgenerator(stream := getattr(result, "stream", None)):
             result.stream = in_turn(stream)
@@ -56,6 +58,19 @@ def public(function: F, module: str) -> F:
         parameters += [inspect.Parameter(name, only, default=None) for name in RecipeKeywords.__annotations__]
     translating.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return translating  # type: ignore[return-value]
+
+
+@contextmanager
+def shown_meanwhile(text: str) -> Iterator[None]:
+    """Show on a terminal, and nowhere else, what is waited for; any other line takes its place."""
+    is_shown = sys.stderr is not None and sys.stderr.isatty()
+    if is_shown:
+        print(text, end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if is_shown:
+            print(" " * len(text), end="\r", file=sys.stderr, flush=True)
 
 
 def in_python(message: str, names: frozenset[str] | set[str] = frozenset(FLAGS)) -> str:
