@@ -181,7 +181,7 @@ def test_ceilings_are_told_with_their_limit_and_the_room_that_is_left() -> None:
     ]
     assert describe_event(ceilings) == [
         "probe, images/s: loading alone 900.0, updates alone 300.0",
-        "both 285.0: 95% of what the updates allow",
+        "both 285.0: 95 % of what the updates allow",
         "the data loader has room for 3.00 times as many",
     ]
 
@@ -444,8 +444,8 @@ def test_on_a_terminal_figures_are_drawn_and_results_stay() -> None:
     code, sent = scripted(100)
     text = unstyled(sent)
     assert code == 0
-    assert re.search(r"packing photographs  ━+ +\d+%  [\d,]+ images/s  0:0\d left", text)
-    assert re.search(r"step \d+/300  loss 1.8321  train top-1 34.3 %  lr 0.1  412 images/s  wait 1.2%", text)
+    assert re.search(r"packing photographs  ━+ +\d+ %  [\d,.]+ images/s  0:0\d left", text)
+    assert re.search(r"step \d+/300  loss 1.8321  train top-1 34.3 %  lr 0.1  412.3 images/s  wait 1.2 %", text)
     for line in (
         "epoch 1  val top-1 75.0 %  loss 0.9000  best",
         "written meanwhile",

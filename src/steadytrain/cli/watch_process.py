@@ -17,7 +17,7 @@ from steadytrain.cli.console import note, note_on_terminal, print_json, print_te
 from steadytrain.cli.render import shorten_name
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
-from steadytrain.format import clock, pairs, wrap
+from steadytrain.format import clock, pairs, percent, wrap
 from steadytrain.machine.children import exit_code, start
 from steadytrain.machine.platform import in_foreground
 from steadytrain.machine.process import given_environment, take_signals
@@ -205,7 +205,8 @@ def process_verdict(
     lines = [f"process {shorten_name(name, width - 8 - len(ending))}{ending}", "", *wrap(_sentence(first), width, "")]
     lines += [line for figure in first.evidence for line in wrap(figure, width, "  - ", "    ")]
     if (rhythm := reading.rhythm) is not None:
-        text = f"it alternates between {rhythm.low:.0%} and {rhythm.high:.0%}; {rhythm.cycles:.0f} periods observed"
+        text = f"it alternates between {percent(rhythm.low, 0)} and {percent(rhythm.high, 0)}"
+        text += f"; {rhythm.cycles:.0f} periods observed"
         lines += wrap(text, width, "  - ", "    ")
     if first.change:
         lines += wrap(first.change, width, "  change: ", "          ")
@@ -221,7 +222,7 @@ def process_verdict(
 
 
 def _sentence(cause: Cause) -> str:
-    share = f" ({cause.share:.0%} of the time)" if cause.share >= LEAST else ""
+    share = f" ({percent(cause.share, 0)} of the time)" if cause.share >= LEAST else ""
     return f"{cause.name}{share}: {cause.sentence}"
 
 

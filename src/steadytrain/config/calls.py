@@ -38,7 +38,7 @@ def public(function: F, module: str) -> F:
             yield
         except SteadyError as error:
             error.args = (in_python(str(error), names), *error.args[1:])
-            raise
+            raise error from None  # what it came from is in the message, and would stand before it
 
     def in_turn(stream: Iterator[Any]) -> Iterator[Any]:
         with in_words_of_python():
@@ -46,8 +46,8 @@ def public(function: F, module: str) -> F:
 
     @wraps(call)
     def translating(*args: Any, **kwargs: Any) -> Any:
-        shows_itself = "progress" in names
-        with in_words_of_python(), nullcontext() if shows_itself else shown_meanwhile("working"):
+        is_silent = kwargs.get("progress") is False
+        with in_words_of_python(), nullcontext() if is_silent else shown_meanwhile("working"):
             result = call(*args, **kwargs)
         if inspect.isgenerator(stream := getattr(result, "stream", None)):
             result.stream = in_turn(stream)
