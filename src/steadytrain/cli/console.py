@@ -293,7 +293,7 @@ def progress(what: str, total: int, *, unit: str = "images", every_seconds: floa
 
         yield advance
         ended = count.line(ended=True)
-    stream.write(ended + "\n")
+    stream.write(f"{ended}\n" if count.done or count.total else "")  # what there was none of is not told
     stream.flush()
 
 
