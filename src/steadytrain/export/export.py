@@ -216,8 +216,9 @@ def export_model(
         raise InputError(
             f"{path} is for {' or '.join(devices)}, and not for --device {device}: leave it out, or write .onnx or .pt2"
         )
-    for package in kind.packages if isinstance(kind, EngineFormat) else ():
-        require_library(package, kind.extra)  # before the network is read
+    if isinstance(kind, EngineFormat):
+        for package in kind.packages:  # before the network is read
+            require_library(package, kind.extra)
     if not path.parent.is_dir() and kind != "folder":
         raise InputError(f"there is no folder {path.parent}: make it, or choose another")
     source = place.path if isinstance(place, Trained) else place.directory if isinstance(place, Run) else Path(place)
