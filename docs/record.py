@@ -53,6 +53,8 @@ BLOCK = re.compile(r"^<!-- output of: (.+?) -->\n```text\n(.*?)^```$", re.MULTIL
 BUSY = 0.25
 """The share of the processors, taken by others just before a command, from which a machine is not called quiet."""
 WIDTH = 100
+PACE = re.compile(r"images/s|images_per_second|seconds=|\b\d+(\.\d+)? (s|ms|min)\b")
+"""What another machine, or a busy one, would have said otherwise."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def old_blocks() -> list[str]:
             rows.append(f"{block.key}: the text was changed by hand")
         elif record["version"] != __version__:
             rows.append(f"{block.key}: recorded by {record['version']}, this is {__version__}")
-        elif record["busy"] > BUSY:
+        elif record["busy"] > BUSY and PACE.search(block.text):
             rows.append(f"{block.key}: recorded beside other programs ({record['busy']:.0%} of the processors)")
     return rows + [f"{key}: no such block any more" for key in records.keys() - {block.key for block in found}]
 

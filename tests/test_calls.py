@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import steadytrain
-from steadytrain.config.calls import in_python
+from steadytrain.config.calls import in_python, public
+from steadytrain.errors import InputError
 
 SOURCES = Path(steadytrain.__file__).parent
 
@@ -68,3 +70,17 @@ def test_every_call_in_a_message_is_python_and_has_all_that_the_command_had() ->
 )
 def test_a_command_is_a_whole_call_or_stays(message: str, said: str) -> None:
     assert in_python(message) == said
+
+
+def test_an_error_comes_without_those_that_it_came_from() -> None:
+    """Their tracebacks would stand before the one line that a user needs, which has their words."""
+
+    def fetch() -> None:
+        try:
+            raise OSError("no such host")
+        except OSError as error:
+            raise InputError(f"cannot fetch it ({error}): give --weights FILE") from error
+
+    with pytest.raises(InputError, match="weights=") as caught:
+        public(fetch, "steadytrain")()
+    assert "no such host" not in "".join(traceback.format_exception(caught.value)).replace(str(caught.value), "")

@@ -16,6 +16,7 @@ Importing this package imports no torch: each public name is loaded when it is f
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from types import FunctionType
@@ -104,17 +105,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"st.{name} needs scikit-learn: pip install scikit-learn")
     if "IPython" in sys.modules:  # a notebook: it shows results as the report does
         import_module("steadytrain.reports.notebook").register()
-    loads_torch = _PLACES[name].startswith("training") and "torch" not in sys.modules
-    is_shown = loads_torch and sys.stderr is not None and sys.stderr.isatty()
-    if is_shown:
-        print("loading torch", end="\r", file=sys.stderr, flush=True)
-    value = getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)
-    if is_shown:
-        print(" " * len("loading torch"), end="\r", file=sys.stderr, flush=True)
+    loads_torch = _PLACES[name].startswith(("training", "export")) and "torch" not in sys.modules
+    calls = import_module("steadytrain.config.calls")
+    with calls.shown_meanwhile("loading torch") if loads_torch else nullcontext():
+        value = getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)
     if not isinstance(value, FunctionType):
         return value
     # One object by one name, which pickle finds.
-    return globals().setdefault(name, import_module("steadytrain.config.calls").public(value, __name__))
+    return globals().setdefault(name, calls.public(value, __name__))
 
 
 def __dir__() -> list[str]:

@@ -229,13 +229,13 @@ class RunProgress:
 
 
 def _longer(before: Run, started: Started) -> str:
-    """Say what to add to a command to train on from a run's weights; without any yet, where to begin anew."""
+    """Say what to give a command to train on from a run's weights; without any yet, where to begin anew."""
     weights = [path for path in (before.weights, before.directory / "best.safetensors") if path.exists()]
     if not weights:
-        return f"to begin anew, add --run {shlex.quote(f'{before.directory}-more')} to this command"
+        return f"to begin anew, give this command --run {shlex.quote(f'{before.directory}-more')}"
     more = f"--weights {shlex.quote(str(weights[0]))} --run {shlex.quote(f'{before.directory}-more')}"
     more += f" --size {started.model['size']}" if "size" in started.model else ""
-    return f"to train on from its weights, as another run, add {more} to this command"
+    return f"to train on from its weights, as another run, give this command {more}"
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def test_ceilings_are_told_with_their_limit_and_the_room_that_is_left() -> None:
     ]
     assert describe_event(ceilings) == [
         "probe, images/s: loading alone 900.0, updates alone 300.0",
-        "both 285.0: 95% of what the updates allow",
+        "both 285.0: 95 % of what the updates allow",
         "the data loader has room for 3.00 times as many",
     ]
 
@@ -351,6 +351,70 @@ def test_what_is_waited_for_is_shown_until_something_else_is() -> None:
     assert "reading" not in text[text.index("packing") :], "it has given way"
 
 
+DURING = """
+from steadytrain.cli.console import Console, status
+with status("working"), Console() as console:
+    print("a bar" if console.is_live else "lines")
+"""
+
+
+def test_training_draws_its_bar_where_something_was_waited_for() -> None:
+    code, sent = on_terminal([sys.executable, "-c", DURING], 80)
+    assert code == 0 and "a bar" in unstyled(sent)
+
+
+READING = """
+import sys, time
+from importlib import import_module
+module, _, name = sys.argv[1].rpartition(".")
+def slow(*args, **options):
+    time.sleep(0.4)
+    raise SystemExit(0)
+setattr(import_module(module), name, slow)
+sys.argv[1:] = sys.argv[2:]
+from steadytrain.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("verb", "reads"),
+    [("report", "reports.files.find_all"), ("runs", "reports.run_list.list_runs"), ("cost", "reports.costs.costs_of")],
+)
+def test_what_reads_many_runs_says_so(verb: str, reads: str, tmp_path: Path) -> None:
+    script = [sys.executable, "-c", READING, f"steadytrain.{reads}", verb, str(tmp_path)]
+    code, sent = on_terminal(script, 80)
+    assert code == 0 and "reading" in unstyled(sent)
+    assert subprocess.run(script, capture_output=True, check=True).stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["watch", "--"], "watching process"),
+        (["launch", "--procs", "2", "--"], "starting 2 ranks of"),
+    ],
+)
+def test_of_a_program_that_is_silent_its_start_is_said_on_a_terminal(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text("print('own words')")
+    command = [sys.executable, "-m", "steadytrain", *words, "python", str(tmp_path / "own.py")]
+    code, sent = on_terminal(command, 80)
+    text = unstyled(sent)
+    assert code == 0 and 0 <= text.find(said) < text.find("own words")
+    assert said.encode() not in subprocess.run(command, capture_output=True, check=True).stderr
+
+
+def test_a_call_from_python_says_on_a_terminal_that_it_works(tmp_path: Path) -> None:
+    (tmp_path / "old.log").write_text("INFO:root:Epoch[0] Validation-accuracy=0.5\n")
+    call = f"st.report({str(tmp_path / 'old.log')!r}, {str(tmp_path / 'report.md')!r})"
+    script = [sys.executable, "-c", f"import steadytrain as st\nprint({call}.name)"]
+    code, sent = on_terminal(script, 80)
+    assert code == 0 and sent.startswith("working\r       \rreport.md"), "the word is gone before the result"
+    assert subprocess.run(script, capture_output=True, check=True).stderr == b""
+
+
 LOADING = """
 import sys
 from pathlib import Path
@@ -387,8 +451,8 @@ def test_on_a_terminal_figures_are_drawn_and_results_stay() -> None:
     code, sent = scripted(100)
     text = unstyled(sent)
     assert code == 0
-    assert re.search(r"packing photographs  ━+ +\d+%  [\d,]+ images/s  0:0\d left", text)
-    assert re.search(r"step \d+/300  loss 1.8321  train top-1 34.3 %  lr 0.1  412 images/s  wait 1.2%", text)
+    assert re.search(r"packing photographs  ━+ +\d+ %  [\d,.]+ images/s  0:0\d left", text)
+    assert re.search(r"step \d+/300  loss 1.8321  train top-1 34.3 %  lr 0.1  412.3 images/s  wait 1.2 %", text)
     for line in (
         "epoch 1  val top-1 75.0 %  loss 0.9000  best",
         "written meanwhile",

@@ -172,6 +172,17 @@ def wait_until_free(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_process")
+def test_a_search_without_optuna_is_refused_before_the_data_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    (tmp_path / "photos").mkdir()
+    assert main(["sweep", "photos", "--over", "lr=1e-3..1 log", "--search", "4"]) == 2
+    said = capsys.readouterr().err
+    assert "--search needs Optuna" in said and "reading" not in said
+
+
 def test_halving_stops_the_worst_at_the_same_epochs_and_the_best_ends_as_without(
     recipe_file: Path, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

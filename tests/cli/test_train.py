@@ -95,7 +95,7 @@ def test_a_finished_run_is_trained_on_from_its_weights_by_the_command_that_is_of
     words = ["train", "photos", *QUICK, "--run", "runs/a"]
     assert main(words) == 0
     assert main([*words, "--epochs", "2"]) == 2
-    offered = re.search(r"it is finished; .*, add (.*) to this command", capsys.readouterr().err)
+    offered = re.search(r"it is finished; .*, give this command (.*)", capsys.readouterr().err)
     assert offered is not None
     assert main([*words, "--epochs", "2", *shlex.split(offered[1])]) == 0
     more = Run.open("runs/a-more")

@@ -171,7 +171,9 @@ def test_the_verdict_fits_its_columns(width: int) -> None:
     )
     assert max(map(len, verdict)) <= width
     text = " ".join(" ".join(verdict).split())
-    assert "decode (40% of the time): the GPU works 60% of each 1.8 s period; meanwhile 8 worker processes burn" in text
+    assert (
+        "decode (40 % of the time): the GPU works 60 % of each 1.8 s period; meanwhile 8 worker processes burn" in text
+    )
     assert "over the whole watch: decode 0:28, storage 0:02" in text
 
 

@@ -435,6 +435,8 @@ def test_a_missing_engine_is_named_with_its_remedy(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ModelError, match=r'onnxruntime is not installed here .*: pip install "steadytrain\[export\]"'):
         st.restore(tmp_path / "a.onnx")
+    with pytest.raises(ModelError, match="onnxruntime is not installed here"):
+        st.export_model(tmp_path / "weights-that-are-read-later.pth", tmp_path / "b.onnx")
 
 
 def test_descriptions_of_later_versions_can_be_read() -> None:

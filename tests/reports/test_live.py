@@ -23,6 +23,7 @@ from steadytrain.errors import InputError
 from steadytrain.events import Noticed
 from steadytrain.reports import live
 from steadytrain.reports.live import listening, make_server
+from steadytrain.reports.run_list import RunRow
 from steadytrain.run import Run
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -292,6 +293,17 @@ def test_the_page_of_a_folder_lists_its_runs_and_leads_to_each(tmp_path: Path) -
         for path in ("/run/../../etc/passwd", "/run/0/", f"{place}recipe.json", place[:-1], "/events"):
             assert asked(port, path).status == 404
         assert asked(port, "/runs.json", Host="evil.example").status == 403
+
+
+def test_runs_of_one_data_set_stand_together_the_best_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = {"a": ("cats", 0.7), "b": ("signs", 0.9), "c": ("cats", 0.8), "d": ("signs", 0.6), "e": ("signs", None)}
+    rows = [
+        RunRow(name=name, directory=name, status="finished", data=data, best=best)
+        for name, (data, best) in scores.items()
+    ]
+    monkeypatch.setattr(live, "list_runs", lambda folder: rows)
+    with serving(tmp_path) as port:
+        assert [*listed(port)] == ["b", "d", "e", "c", "a"]
 
 
 def test_the_page_of_a_folder_shows_runs_as_they_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

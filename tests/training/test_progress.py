@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def test_a_terminal_sees_a_row_for_each_epoch(
     recipe = st.default_recipe(digits, {**QUICK, "every.log_steps": 1})
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     outcome = st.train(st.Run.create(tmp_path / "shown", recipe))
-    lines = [line.rpartition("\r")[2].strip() for line in terminal.getvalue().splitlines()]
+    assert re.match(r"working\r\s*starting\r", terminal.getvalue()), "nothing is waited for without a word"
+    lines = [text for line in terminal.getvalue().splitlines() if (text := line.rpartition("\r")[2].strip())]
     rows = [line for line in lines if "validation loss" in line]
     assert len(rows) == 2 and rows[0].startswith("epoch 1") and rows[1].startswith("epoch 2 ")
     assert outcome.evaluated is not None and f"{100 * outcome.evaluated.top1:.1f} %" in rows[1]

@@ -15,7 +15,7 @@ from steadytrain.cli.console import print_json, print_text, progress
 from steadytrain.cli.options import BatchSizesFlag, ClassesFlag, DeviceFlag, Json, SecondsFlag, SizeFlag
 from steadytrain.config import CompileMode, Data, Layout, Model, Numbers, Recipe
 from steadytrain.errors import InputError
-from steadytrain.format import clean, count, hide_columns, rate, text_table, wrap
+from steadytrain.format import clean, count, hide_columns, percent, rate, text_table, wrap
 from steadytrain.machine.children import cause_of_death, run_steady
 from steadytrain.machine.process import spin_where_alone
 
@@ -215,7 +215,7 @@ def _bench_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         **{f"{name} ms": milliseconds("step_seconds", name) for name in ("p50", "p90", "p99")},
         **{f"{name} ms": milliseconds("parts", name) for name in parts},
         "GFLOP/s": column(gigaflops),
-        "of peak": column(lambda row: "-" if row["of_peak"] is None else f"{row['of_peak']:.0%}"),
+        "of peak": column(lambda row: "-" if row["of_peak"] is None else percent(row["of_peak"], 0)),
         f"memory {unit}": column(lambda row: f"{row['memory_bytes'] / memory:,.{1 if unit == 'GB' else 0}f}"),
         "compile s": compiled,
     }

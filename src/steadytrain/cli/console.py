@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, cast
 
 from steadytrain.cli.render import describe_event, event_line, join_parts
 from steadytrain.events import Evaluated, Event, Logged, Noticed, ProbeProgress, Saved, Started, Step
-from steadytrain.format import clean, clock, count, epoch, fold, pairs, percent
+from steadytrain.format import clean, clock, count, epoch, fold, pairs, percent, rate
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -90,6 +90,12 @@ def note(text: str) -> None:
     else:
         stream.write(folded + "\n")
         stream.flush()
+
+
+def note_on_terminal(text: str) -> None:
+    """Write one line on standard error where that is a terminal: somebody waits, and a log has no need of it."""
+    if TerminalStream(sys.stderr).isatty():
+        note(text)
 
 
 def confirmed(question: str) -> bool | None:
@@ -273,9 +279,8 @@ def progress(what: str, total: int, *, unit: str = "images", every_seconds: floa
     if stream.isatty():
         with Foot(stream, lambda width, ascii_only: [count.bar(width, ascii_only)]):
             yield count.advance
-        rate = f"{count.rate:,.0f} {unit}/s"
-        counted = unit.removesuffix("s") if count.done == 1 else unit
-        ended = f"{clean(what)}: {count.done:,} {counted} in {count.seconds:.1f} s ({rate})"
+        things = unit.removesuffix("s") if count.done == 1 else unit
+        ended = f"{clean(what)}: {count.done:,} {things} in {count.seconds:.1f} s ({rate(count.rate)} {unit}/s)"
     else:
         last = count.began
 
@@ -288,7 +293,7 @@ def progress(what: str, total: int, *, unit: str = "images", every_seconds: floa
 
         yield advance
         ended = count.line(ended=True)
-    stream.write(ended + "\n")
+    stream.write(f"{ended}\n" if count.done or count.total else "")  # what there was none of is not told
     stream.flush()
 
 
@@ -350,9 +355,10 @@ class _Count:
         if not self.done and not self.total:  # nothing has come yet
             return bar_line(self.what, None, "", width, ascii_only)
         share = self.done / self.total if self.total else None
-        progress = f"{self.done:,}" if share is None else f"{share:4.0%}"
+        progress = f"{self.done:,}" if share is None else f"{percent(share, 0):>5}"
+        pace = f"  {rate(self.rate)} {self.unit}/s" if self.done else ""
         left = "" if self.eta is None else f"  {clock(self.eta)} left"
-        return bar_line(self.what, share, f"{progress}  {self.rate:,.0f} {self.unit}/s{left}", width, ascii_only)
+        return bar_line(self.what, share, f"{progress}{pace}{left}", width, ascii_only)
 
     def line(self, *, ended: bool = False) -> str:
         values: dict[str, object] = {"done": self.done, "total": self.total or self.done}
@@ -397,6 +403,7 @@ class Console:
         self._seconds: deque[float] = deque(maxlen=RECENT_UPDATES)
         self._excess = 0.0
         self._every_seconds = every_seconds
+        give_way()  # what is shown stands for sys.stderr meanwhile, and is no terminal
         self._stream = TerminalStream(stream or sys.stderr)
         self._foot: Foot | None = None
         self._last_line = -float("inf")
@@ -404,7 +411,6 @@ class Console:
         self._early: list[str] | None = []  # notices before the first update; None after it
 
     def __enter__(self) -> Self:
-        give_way()
         self._foot = Foot(self._stream, self._lines).__enter__() if self._stream.isatty() else None
         return self
 
@@ -514,12 +520,14 @@ class Console:
         share = started.batches.progress(step) / started.batches.first if started.steps else 0.0
         epochs = self._epochs or (started.steps / started.steps_per_epoch if started.steps_per_epoch > 0 else 0.0)
         passes = epochs * share
-        top = bar_line(f"epoch {passes:.2f}/{epoch(epochs)}", share, f"{share:4.0%}  {left}", width, ascii_only)
+        top = bar_line(
+            f"epoch {passes:.2f}/{epoch(epochs)}", share, f"{percent(share, 0):>5}  {left}", width, ascii_only
+        )
         parts = [f"step {step:,}/{started.steps:,}"]
         if logged is not None:
             right = "exact match" if self._is_multi_label else "top-1"
             parts += [f"loss {logged.loss:.4f}", f"train {right} {percent(logged.top1, 1)}", f"lr {logged.lr:.3g}"]
-            parts += [f"{logged.images_per_second:,.0f} images/s", f"wait {logged.wait_share:.1%}"]
+            parts += [f"{rate(logged.images_per_second)} images/s", f"wait {percent(logged.wait_share, 1)}"]
         if self._saved is not None:
             parts.append(f"saved {self._saved.step:,}")
         if started.price is not None:

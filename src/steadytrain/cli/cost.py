@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.console import note, print_json, print_text, status
 from steadytrain.cli.options import Json
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
@@ -73,7 +73,8 @@ def cost(
         raise InputError("no run named: steady cost runs/a; or steady cost prices, which lists prices")
     place = {"instance": instance, "cloud": cloud, "region": region}
     question = Question(price=price, **place, target=target, what_if=what_if, interruptions=interruptions)
-    costs = costs_of(runs, question, say=note)
+    with status("reading"):
+        costs = costs_of(runs, question, say=note)
     if json:
         documents = [run.to_dict() for run in costs]
         is_single = len(runs) == 1 and Run.is_run(runs[0])

@@ -24,7 +24,7 @@ from steadytrain.cli.options import (
 from steadytrain.config import Data
 from steadytrain.config.transforms import Transform, parse_transforms, split_transforms
 from steadytrain.errors import InputError
-from steadytrain.format import count, text_table, wrap
+from steadytrain.format import count, percent, rate, text_table, wrap
 from steadytrain.format import size as bytes_text
 from steadytrain.machine import facts
 from steadytrain.machine.process import keep_memory
@@ -245,7 +245,7 @@ def _text(document: dict[str, Any], steady: Speed, width: int) -> str:
     num_bytes, first_pass = document["bytes"], document["first_pass"]
     image = f"{num_bytes / document['n'] / 1000:.1f} kB per image"
     threads = f"{count(document['threads'], 'thread')} on {count(document['cores'], 'core')}"
-    speed = f"{steady.images_per_second:,.0f} images/s, {steady.images_per_second_per_thread:,.0f} per thread,"
+    speed = f"{rate(steady.images_per_second)} images/s, {rate(steady.images_per_second_per_thread)} per thread,"
     speed += f" {steady.bytes_per_second / 1e6:,.1f} MB/s read"
     lines = [
         *wrap(f"{document['data']}: {document['n']:,} images, {bytes_text(num_bytes)}, {image}", width, "", "  "),
@@ -254,7 +254,7 @@ def _text(document: dict[str, Any], steady: Speed, width: int) -> str:
         *wrap(f"{speed}; first batch after {document['first_batch_seconds']:.2f} s", width, "", "  "),
     ]
     if document["kept_bytes"]:
-        first = f"; first pass: {first_pass['images_per_second']:,.0f} images/s" if first_pass else ""
+        first = f"; first pass: {rate(first_pass['images_per_second'])} images/s" if first_pass else ""
         lines.append(f"(decoded images are cached, {bytes_text(document['kept_bytes'])}{first})")
     shares = {
         "read": steady.read_share,
@@ -264,13 +264,13 @@ def _text(document: dict[str, Any], steady: Speed, width: int) -> str:
         "blocked": steady.blocked_share,
     }
     shares["other"] = max(0.0, 1 - sum(shares.values()))
-    cells = [[f"  {name}", f"{share:.1%}"] for name, share in shares.items()]
+    cells = [[f"  {name}", percent(share, 1)] for name, share in shares.items()]
     lines += ["", "share of the threads' time", text_table(cells, right=(1,), least=(17, 7), gap=0)]
     if speeds := document.get("transforms"):
         where = "on the CPU" if speeds[0]["device"] == "cpu" else "on the GPU"
         lines += ["", f"transforms of a batch of {document['batch_size']}, {where}, at the start of an update"]
         cells = [
-            ["", s["transform"], f"{s['seconds'] * 1000:8.2f} ms", f"{s['images_per_second']:>12,.0f} images/s"]
+            ["", s["transform"], f"{s['seconds'] * 1000:8.2f} ms", f"{rate(s['images_per_second']):>12} images/s"]
             for s in speeds
         ]
         lines.append(text_table(cells))

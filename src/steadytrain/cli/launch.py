@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter, convert
 
 from steadytrain.cli import TRAINING_VERBS, parse
-from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.console import note, note_on_terminal, print_json, print_text
 from steadytrain.cli.options import RepeatedFlag, TrainingOptions, parse_setting, read_table
 from steadytrain.config import Data, Model, Recipe
 from steadytrain.config.strangers import PATH_KEYS
 from steadytrain.doctor.collect import places
 from steadytrain.errors import InputError
 from steadytrain.files import read_text
+from steadytrain.format import count
 
 if TYPE_CHECKING:
     from steadytrain.launch import Job
@@ -121,6 +122,8 @@ def launch(
     if not is_submitted:
         for remark in plan.notes:
             note(remark)
+    if arguments is None and not is_submitted:  # a program: nothing is heard of it before it prints
+        note_on_terminal(f"starting {count(described.size, 'rank')} of {described.words[0]}")
     code, answer = submit(described, plan, folder, note)
     if is_submitted and json:
         files = [str(folder / file.name) for file in plan.files]

@@ -166,7 +166,7 @@ def describe_event(
             lower, higher = sorted((feed, compute))
             return [
                 f"probe, images/s: loading alone {rate(feed)}, updates alone {rate(compute)}",
-                f"both {rate(both)}: {both / lower:.0%} of what the {limit}",
+                f"both {rate(both)}: {percent(both / lower, 0)} of what the {limit}",
                 f"the {other} room for {rate(higher / lower)} times as many",
             ]
         case StepMeasured() | Compiled():
@@ -185,7 +185,7 @@ def describe_event(
         case Ended():
             parts = [f"{event.words}{f' at step {event.step:,}' if event.step else ''} after {clock(event.seconds)}"]
             if event.images:
-                parts.append(f"{_overall(event):,.0f} images/s overall")
+                parts.append(f"{rate(_overall(event))} images/s overall")
             if best_before is not None:
                 when = f"at epoch {round(best_before.epoch, 1):g}" if best_before.step else "by the probe"
                 name = score_name(best_before.mean_ap is not None)

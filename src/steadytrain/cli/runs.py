@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, convert
 
-from steadytrain.cli.console import confirmed, note, print_json, print_text
+from steadytrain.cli.console import confirmed, note, print_json, print_text, status
 from steadytrain.cli.options import Json, require_run_model
 from steadytrain.cli.watch import serve_page
 from steadytrain.config.plain import plain
@@ -79,7 +79,8 @@ def runs(
     if not folders and not Path(RUNS).is_dir():
         raise InputError(f"there is no folder {RUNS} here: name the folder of your runs: steady runs DIR")
     folders = folders or (RUNS,)
-    rows = list({row.directory: row for folder in folders for row in list_runs(folder)}.values())
+    with status("reading"):
+        rows = list({row.directory: row for folder in folders for row in list_runs(folder)}.values())
     found = sort_rows([row for row in rows if chosen(row)], sort or "age")
     if writes:
         are_named = all(Run.is_run(folder) for folder in folders)
@@ -245,13 +246,14 @@ def report(
         return
     path = None if output == "-" or (json and output is None) else Path(output or "report.html")
     kind = kind_of(path) if path else ""
-    sources = find_all(runs, skip_unreadable=True)
-    for line in sources.notes:
-        note(line)
-    reported = accounts(sources.runs)
-    if path:
-        write(path, KINDS[kind](reported), force=force)
-        note(f"wrote {path}")
+    with status("reading"):
+        sources = find_all(runs, skip_unreadable=True)
+        for line in sources.notes:
+            note(line)
+        reported = accounts(sources.runs)
+        if path:
+            write(path, KINDS[kind](reported), force=force)
+            note(f"wrote {path}")
     if json:
         print(to_json(reported), end="")
     elif path:
@@ -335,7 +337,8 @@ def diagnose(
             probed = probe_run(run, seconds=span, force=force, allow_import=allow_import, say=note)
             for part in describe_event(probed.ceilings):  # at once: a run that has not begun has no verdict
                 note(part)
-    diagnoses = [(str(run.directory), diagnose_run(run)) for run in selection.runs]
+    with status("reading"):
+        diagnoses = [(str(run.directory), diagnose_run(run)) for run in selection.runs]
     if json:
         documents = [{"run": name, **diagnosis.to_dict()} for name, diagnosis in diagnoses]
         is_single = len(runs) == 1 and Run.is_run(runs[0])

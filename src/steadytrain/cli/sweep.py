@@ -117,6 +117,7 @@ def sweep(
         cases = create(sweeps.points(space.over, space.cases))
         first = cases[0].runs[0].recipe
     else:
+        sweep_runs.import_optuna()  # before the data are read
         sweeps.require_values(space.over, make_recipe)
         cases, first = [], make_recipe({})
     in_file = {key for key, _ in sweeps.values_of_file(space, texts)}

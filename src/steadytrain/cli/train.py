@@ -447,15 +447,16 @@ def _fit_minutes(
             note(f"{folder} was planned before: {planned.model.train}, {planned.budget.epochs:g} epochs")
             return planned, None
     note(f"measuring this machine on the data, to fit the run into {count(minutes, 'minute')}")
-    plan = plan_finetune(
-        draft,
-        minutes,
-        chosen=options.chosen,
-        began=own_start() or time.perf_counter(),
-        allow_import=options.names_model,
-        fetches=options.fetch_models,
-        say=note,
-    )
+    with status("measuring"):
+        plan = plan_finetune(
+            draft,
+            minutes,
+            chosen=options.chosen,
+            began=own_start() or time.perf_counter(),
+            allow_import=options.names_model,
+            fetches=options.fetch_models,
+            say=note,
+        )
     note(plan.words)
     return plan.recipe, plan
 
@@ -534,7 +535,7 @@ def _choose_automatically(
         note(f"as measured before: {', '.join(f'{key} = {value}' for key, value in stored.items())}")
         return stored
     note("measuring this machine on the data, for what is auto")
-    with Prober(world) as prober:
+    with status("measuring"), Prober(world) as prober:
         tuned = tune(
             recipe,
             prober=prober,

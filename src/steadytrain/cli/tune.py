@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.console import note, print_json, print_text, status
 from steadytrain.cli.options import Json, RepeatedFlag, SizeFlag, TrainingOptions, require_alone
 from steadytrain.errors import InputError
 from steadytrain.files import replace_file
@@ -91,15 +91,16 @@ def tune(
         draft = recipe_for(data, options, finetune=finetune)
         packed = time.perf_counter()
         began = max(began, packed - 30.0)  # packing the images once is no part of the search
-        tuned = search(
-            draft,
-            prober=prober,
-            seconds=60 * minutes,
-            chosen=options.chosen,
-            again=again,
-            began=began,
-            say=lambda trial: note(report.trial_text(trial)),
-        )
+        with status("measuring"):
+            tuned = search(
+                draft,
+                prober=prober,
+                seconds=60 * minutes,
+                chosen=options.chosen,
+                again=again,
+                began=began,
+                say=lambda trial: note(report.trial_text(trial)),
+            )
     replace_file(output, report.recipe_file(tuned, finetune=finetune, name=str(output)))
     if json:
         print_json(report.document(tuned))

@@ -124,7 +124,7 @@ def _watch_run(run: Run, *, price: Price | None, seconds: float | None, json: bo
     for share in watched.read_in_parts():  # a long run's log takes a while
         if time.monotonic() - reported > 2.0:
             reported = time.monotonic()
-            note(f"reading the events: {share:.0%}")
+            note(f"reading the events: {percent(share, 0)}")
     now = snapshot(watched, price=price)
     if not (now.signs.over or seconds == 0):
         with contextlib.suppress(KeyboardInterrupt), _view(quiet=json) as show:

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.console import note, note_on_terminal, print_json, print_text
 from steadytrain.cli.render import shorten_name
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
-from steadytrain.format import clock, pairs, wrap
+from steadytrain.format import clock, pairs, percent, wrap
 from steadytrain.machine.children import exit_code, start
 from steadytrain.machine.platform import in_foreground
 from steadytrain.machine.process import given_environment, take_signals
@@ -120,6 +120,7 @@ def watch_process(
 def _watch_command(command: Sequence[str], seconds: float | None, json: bool) -> int:
     with started_command(command, stdout=sys.stderr.fileno() if json else None) as process:
         history = ProcessHistory(process.pid, " ".join(command), settles=True)
+        note_on_terminal(f"watching process {shorten_name(history.name, 40)}; the verdict comes when it ends")
         with contextlib.suppress(InputError), Sampler(process.pid) as sampler:  # it may have ended already
             while not history.is_over(seconds):
                 try:
@@ -204,7 +205,8 @@ def process_verdict(
     lines = [f"process {shorten_name(name, width - 8 - len(ending))}{ending}", "", *wrap(_sentence(first), width, "")]
     lines += [line for figure in first.evidence for line in wrap(figure, width, "  - ", "    ")]
     if (rhythm := reading.rhythm) is not None:
-        text = f"it alternates between {rhythm.low:.0%} and {rhythm.high:.0%}; {rhythm.cycles:.0f} periods observed"
+        text = f"it alternates between {percent(rhythm.low, 0)} and {percent(rhythm.high, 0)}"
+        text += f"; {rhythm.cycles:.0f} periods observed"
         lines += wrap(text, width, "  - ", "    ")
     if first.change:
         lines += wrap(first.change, width, "  change: ", "          ")
@@ -220,7 +222,7 @@ def process_verdict(
 
 
 def _sentence(cause: Cause) -> str:
-    share = f" ({cause.share:.0%} of the time)" if cause.share >= LEAST else ""
+    share = f" ({percent(cause.share, 0)} of the time)" if cause.share >= LEAST else ""
     return f"{cause.name}{share}: {cause.sentence}"
 
 

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, wraps
 from typing import Any, TypeVar
 
@@ -64,7 +64,7 @@ def public(function: F, module: str) -> F:
             yield
         except SteadyError as error:
             error.args = (in_python(str(error), names), *error.args[1:])
-            raise
+            raise error from None  # what it came from is in the message, and would stand before it
 
     def in_turn(stream: Iterator[Any]) -> Iterator[Any]:
         with in_words_of_python():
@@ -72,7 +72,8 @@ def public(function: F, module: str) -> F:
 
     @wraps(call)
     def translating(*args: Any, **kwargs: Any) -> Any:
-        with in_words_of_python():
+        is_silent = kwargs.get("progress") is False
+        with in_words_of_python(), nullcontext() if is_silent else shown_meanwhile("working"):
             result = call(*args, **kwargs)
         if inspect.isgenerator(stream := getattr(result, "stream", None)):
             result.stream = in_turn(stream)
@@ -83,6 +84,19 @@ def public(function: F, module: str) -> F:
         parameters += [inspect.Parameter(name, only, default=None) for name in RecipeKeywords.__annotations__]
     translating.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return translating  # type: ignore[return-value]
+
+
+@contextmanager
+def shown_meanwhile(text: str) -> Iterator[None]:
+    """Show on a terminal, and nowhere else, what is waited for; any other line takes its place."""
+    is_shown = sys.stderr is not None and sys.stderr.isatty()
+    if is_shown:
+        print(text, end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if is_shown:
+            print(" " * len(text), end="\r", file=sys.stderr, flush=True)
 
 
 def in_python(message: str, names: frozenset[str] | set[str] = frozenset(FLAGS)) -> str:

@@ -36,7 +36,7 @@ from steadytrain.export.hub import model_card, timm_config
 from steadytrain.export.preprocessing import add_preprocessing, check_preprocessing
 from steadytrain.files import replacing
 from steadytrain.format import Say, print_note
-from steadytrain.models.engines.engine import KEY, KEY_OF_PIXELS, EngineFormat, StoredPrecision
+from steadytrain.models.engines.engine import KEY, KEY_OF_PIXELS, EngineFormat, StoredPrecision, require_library
 from steadytrain.models.engines.torch_export import AOTINDUCTOR
 from steadytrain.models.exported import (
     Description,
@@ -216,6 +216,9 @@ def export_model(
         raise InputError(
             f"{path} is for {' or '.join(devices)}, and not for --device {device}: leave it out, or write .onnx or .pt2"
         )
+    if isinstance(kind, EngineFormat):
+        for package in kind.packages:  # before the network is read
+            require_library(package, kind.extra)
     if not path.parent.is_dir() and kind != "folder":
         raise InputError(f"there is no folder {path.parent}: make it, or choose another")
     source = place.path if isinstance(place, Trained) else place.directory if isinstance(place, Run) else Path(place)

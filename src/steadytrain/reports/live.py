@@ -211,9 +211,14 @@ class _FolderPage:
         self._looked = time.monotonic()
         self._took = self._looked - began
 
+    def _sorted(self) -> list[RunRow]:
+        """Return the runs of each data set, the best first; accuracies on different images do not compare."""
+        rows = sort_rows(self._rows or [], "best")
+        sets = list(dict.fromkeys(row.data for row in rows))
+        return sorted(rows, key=lambda row: sets.index(row.data))
+
     def _document(self) -> dict[str, Any]:
-        """Return the runs, the best first."""
-        rows, now = sort_rows(self._rows or [], "best"), time.time()
+        rows, now = self._sorted(), time.time()
         keys = ["" if row.status == DAMAGED else key_of(row) for row in rows]
         shown = [{"key": key, "began": r.began or 0.0, **row_cells(r, now)} for key, r in zip(keys, rows, strict=True)]
         counts = Counter(row.status for row in rows)
@@ -222,7 +227,7 @@ class _FolderPage:
 
     def _page_of_runs(self) -> str:
         """Return the page, with the curves of the best runs over each other."""
-        document, rows = self._document(), sort_rows(self._rows or [], "best")
+        document, rows = self._document(), self._sorted()
         drawn = [i for i, row in enumerate(rows) if row.curve and len(row.curve["y"]) > 1][:MAX_CURVES]
         for run, i in enumerate(drawn):
             document["rows"][i]["curve"] = run

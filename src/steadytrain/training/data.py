@@ -34,7 +34,7 @@ from steadytrain.data.storage.store import refuse_inner_addresses
 from steadytrain.data.transforms.operations import to_device
 from steadytrain.errors import DataError
 from steadytrain.events import Started
-from steadytrain.format import OnProgress, Say, count, few, whole_number
+from steadytrain.format import OnProgress, Say, count, few, percent, whole_number
 from steadytrain.machine.process import StartPart, StartTimer
 from steadytrain.models import usual_size
 from steadytrain.run import Run
@@ -411,7 +411,7 @@ def data_sets(
     if not len(split.val_ids):
         each = "one image" if split.groups is None else "one group of images"
         raise DataError(f"{train.path} has {each} of each class: none can be held out; give --val DATA")
-    wanted, share = f"{data.share_held_out(len(train)):.0%}", f"{len(split.val_ids) / len(train):.0%}"
+    wanted, share = percent(data.share_held_out(len(train)), 0), percent(len(split.val_ids) / len(train), 0)
     share_words = f"{wanted}{' of each class' * (train.labels.ndim == 1)}"
     if split.groups is not None:
         share_words += ", by whole groups" if share == wanted else f" was wanted, whole groups come to {share}"

@@ -40,6 +40,7 @@ def show_progress(events: Iterable[Event], recipe: Recipe, out: TextIO) -> Itera
         out.flush()
         width = 0 if stays else len(text)
 
+    write("starting", stays=False)
     for event in events:
         if isinstance(event, Started):
             steps, first, began = event.steps, event.step, time.monotonic()

@@ -24,7 +24,7 @@ from steadytrain.config.plain import leaves
 from steadytrain.errors import FailedError, InputError, storage_errors
 from steadytrain.events import open_no_follow
 from steadytrain.files import read_table, read_text
-from steadytrain.format import Say, count, percent
+from steadytrain.format import Say, count, epoch, percent
 from steadytrain.launch import Job, Plan, render
 from steadytrain.launch.plan import plan_text
 from steadytrain.launch.submit import submit
@@ -190,7 +190,8 @@ class ProcessTrainer:
         if is_over(run, until) and not is_diverged(run):
             self.failures.pop(run.directory, None)
             score = f", {percent(now.evaluated.score, 1)}" if now.evaluated else ""
-            return f"{'finished' if now.finished else f'epoch {now.evaluated.epoch:g}' if now.evaluated else ''}{score}"
+            reached = f"epoch {epoch(now.evaluated.epoch)}" if now.evaluated else ""
+            return f"{'finished' if now.finished else reached}{score}"
         if code in (75, 130):
             return f"stopped{' and saved' * (code == 75)}: the same command continues"
         lines = read_text(log, most=None, errors="replace").splitlines()

@@ -64,7 +64,7 @@ def test_without_a_gpu_the_training_process_is_what_waits_or_computes(name: str)
 def test_the_sentence_tells_the_period_the_duty_and_who_works_meanwhile() -> None:
     reading = read(SCENES["decode"].moments())
     assert reading.causes[0].sentence == (
-        "the GPU works 60% of each 1.8 s period; meanwhile 8 worker processes burn 7.8 of 8 cores: decoding or "
+        "the GPU works 60 % of each 1.8 s period; meanwhile 8 worker processes burn 7.8 of 8 cores: decoding or "
         "augmenting limits it (CPU-bound input)"
     )
     assert reading.rhythm is not None and reading.rhythm.period_seconds == pytest.approx(1.8, rel=0.1)
@@ -79,7 +79,7 @@ def test_storage_names_the_file_the_rate_and_the_waiting_cores() -> None:
     evidence = "\n".join(read(SCENES["storage"].moments()).causes[0].evidence)
     assert "waits most often in pread64 /data/train.tar" in evidence
     assert "45.0 MB/s from disk" in evidence
-    assert "4 worker processes: 0.3 of 8 cores; each works, or could, 8% of the time and waits for files 8" in evidence
+    assert "4 worker processes: 0.3 of 8 cores; each works, or could, 8 % of the time and waits for files 8" in evidence
     assert "of 8 cores idle for I/O" in evidence
 
 
@@ -92,8 +92,8 @@ def test_main_thread_that_reads_is_distinguished_from_workers_that_read() -> Non
 def test_a_hang_names_what_each_thread_sleeps_in() -> None:
     first = read(SCENES["hung"].moments()).causes[0]
     assert "no activity for 30 s" in first.sentence
-    assert first.evidence[0] == "main thread sleeps in: futex 100% of the time"
-    assert first.evidence[1] == "python 200 sleeps in: read pipe 100% of the time"
+    assert first.evidence[0] == "main thread sleeps in: futex 100 % of the time"
+    assert first.evidence[1] == "python 200 sleeps in: read pipe 100 % of the time"
 
 
 def test_a_pause_shorter_than_ten_seconds_is_no_hang() -> None:
@@ -106,7 +106,7 @@ def test_a_pause_shorter_than_ten_seconds_is_no_hang() -> None:
 def test_one_busy_worker_among_idle_ones_is_not_the_crowd() -> None:
     scene = Scene(gpu=BEAT, main=Part(cpu=0.1), workers=[DECODER, *[Part(cpu=0.12)] * 5])
     first = read(scene.moments()).causes[0]
-    assert first.name == "threads" and "one of them works 97% of the time" in first.sentence
+    assert first.name == "threads" and "one of them works 97 % of the time" in first.sentence
 
 
 def test_threads_of_the_process_itself_are_named_where_it_has_no_workers() -> None:

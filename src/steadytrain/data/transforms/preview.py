@@ -17,6 +17,7 @@ from steadytrain.config.transforms import KINDS, Transform
 from steadytrain.data.loader import Batch
 from steadytrain.data.transforms.augment import Augmentation
 from steadytrain.files import replacing
+from steadytrain.format import percent
 
 ROUNDS = 7
 COLUMNS = 8
@@ -107,7 +108,7 @@ def caption(target: NDArray[np.int64] | NDArray[np.float32], classes: Sequence[s
     shares = {int(target): 1.0} if target.ndim == 0 else dict(enumerate(target.tolist()))
     names = {number: classes[number] if number < len(classes) else str(number) for number in shares}
     words = [
-        names[number] if share > 0.995 else f"{names[number]} {share:.0%}"
+        names[number] if share > 0.995 else f"{names[number]} {percent(share, 0)}"
         for number, share in shares.items()
         if share >= 0.005
     ]

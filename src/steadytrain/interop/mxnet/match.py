@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from steadytrain.errors import ModelError
+from steadytrain.format import percent
 from steadytrain.interop.mxnet.graph import Network
 from steadytrain.interop.mxnet.trace import LEAVES, trace
 
@@ -130,8 +131,9 @@ def translate(
     difference = _difference(network, module)
     if not difference <= TOLERANCE:
         raise ModelError(
-            f"{name} has layers of the same shapes as the MXNet network and gives other outputs (by {difference:.1%} of"
-            " the largest): it is another architecture, such as one with its strides elsewhere"
+            f"{name} has layers of the same shapes as the MXNet network and gives other outputs (by"
+            f" {percent(difference, 1)} of the largest): it is another architecture, such as one with other"
+            " strides"
         )
     return module.state_dict(), difference
 

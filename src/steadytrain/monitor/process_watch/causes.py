@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from steadytrain.format import percent
 from steadytrain.monitor.process_watch.moments import Moment
 from steadytrain.monitor.process_watch.rhythm import Rhythm
 from steadytrain.monitor.process_watch.summary import Activity, WatchSummary, summarise
@@ -83,7 +84,7 @@ def machine(seen: WatchSummary) -> Iterator[Cause]:
         yield Cause(
             name="memory",
             share=max(pressure, seen.idle if swapped > 1e6 else 0.0),
-            sentence=f"memory is short: processes waited for it {pressure:.0%} of the time"
+            sentence=f"memory is short: processes waited for it {percent(pressure, 0)} of the time"
             + (f", {swapped / 1e6:.0f} MB/s are read back from swap" if swapped > 1e5 else ""),
             evidence=(f"{seen.swapped_bytes / 1e9:.1f} GB of the watched processes are in swap",),
             change="fewer or smaller workers (each holds its own copy of the data it touches), a smaller batch, or "
@@ -94,8 +95,8 @@ def machine(seen: WatchSummary) -> Iterator[Cause]:
         yield Cause(
             name="quota",
             share=throttled if not seen.gpus else seen.idle if throttled >= 0.25 else seen.idle * throttled,
-            sentence=f"a quota of {limit:.3g} cores throttles the process in {throttled:.0%} of its periods: it uses "
-            f"{seen.cpu:.1f} cores",
+            sentence=f"a quota of {limit:.3g} cores throttles the process in {percent(throttled, 0)} of its periods: it"
+            f" uses {seen.cpu:.1f} cores",
             evidence=(_works(seen),),
             change="raise the CPU limit of the container or job, or use fewer threads than its cores",
         )
@@ -113,7 +114,7 @@ def machine(seen: WatchSummary) -> Iterator[Cause]:
             name="noisy_neighbour",
             share=clip(starved + slowed),
             sentence=f"other processes use {others:.1f} of {seen.machine.processors} cores: the watched threads wait "
-            f"for a core {queued:.0%} of the time in which they could run",
+            f"for a core {percent(queued, 0)} of the time in which they could run",
             evidence=(
                 _works(seen),
                 f"the watched processes use {seen.cpu:.1f} cores, {seen.free_cores:.1f} are free",
@@ -129,7 +130,7 @@ def machine(seen: WatchSummary) -> Iterator[Cause]:
             name="oversubscription",
             share=0.5 * seen.working * queued if not seen.gpus else seen.idle * queued,
             sentence=f"{seen.runnable:.1f} training threads are runnable at a time on {cores} cores: they wait for "
-            f"each other {queued:.0%} of the time",
+            f"each other {percent(queued, 0)} of the time",
             evidence=(_works(seen),),
             change="use fewer compute threads (OMP_NUM_THREADS), or run fewer processes on this machine",
         )
@@ -143,8 +144,8 @@ def gpu(seen: WatchSummary) -> Iterator[Cause]:
         yield Cause(
             name="communication",
             share=0.5,
-            sentence=f"{_works(seen)} at {max(power):.0%} of its power limit, and no worker is active: its kernels"
-            " seem to wait for other ranks",
+            sentence=f"{_works(seen)} at {percent(max(power), 0)} of its power limit, and no worker is active: its"
+            " kernels seem to wait for other ranks",
             evidence=_waits(seen.main, *seen.workers[:1]),
             change="check the other ranks: all of them wait if one has ended or hangs",
         )
@@ -172,7 +173,7 @@ def feeding(seen: WatchSummary) -> Iterator[Cause]:
         yield Cause(
             name="storage",
             share=waited if feeders else min(waited, disk / max(disk + busy, 1e-9)),
-            sentence=f"{_works(seen)}; meanwhile {who} for storage {disk:.0%} of the time",
+            sentence=f"{_works(seen)}; meanwhile {who} for storage {percent(disk, 0)} of the time",
             evidence=tuple(evidence),
             change="read larger pieces (pack the images into record files), or read from a faster disk or from memory",
         )
@@ -192,7 +193,7 @@ def feeding(seen: WatchSummary) -> Iterator[Cause]:
     if not seen.is_full and seen.free_cores >= 0.4 and (busy >= _BUSY or (busiest >= _ONE_CORE and busy < 0.5)):
         is_one = len(feeders) == 1 or busy < _BUSY
         who = "one of them" if is_one and len(feeders) > 1 else _crowd(feeders, seen)
-        works = f"{'works' if is_one else 'work'} {busiest if is_one else busy:.0%} of the time"
+        works = f"{'works' if is_one else 'work'} {percent(busiest if is_one else busy, 0)} of the time"
         yield Cause(
             name="threads",
             share=seen.idle,
@@ -205,7 +206,7 @@ def feeding(seen: WatchSummary) -> Iterator[Cause]:
 def main_thread(seen: WatchSummary) -> Iterator[Cause]:
     """Find a main thread that keeps a core busy while nothing else works."""
     others, free = (*seen.workers, *seen.helpers), f"{seen.free_cores:.1f} {_of_cores(seen)}"
-    burns = f"main thread on a processor {seen.main.cpu:.0%} of the time"
+    burns = f"main thread on a processor {percent(seen.main.cpu, 0)} of the time"
     is_idle = not seen.gpus or seen.idle >= _IDLE
     is_alone = seen.main.busy >= _ONE_CORE and sum(actor.busy for actor in others) <= 0.6 and seen.free_cores >= 0.5
     if is_alone and is_idle and not (seen.gpus and seen.rhythm is None):
@@ -292,7 +293,9 @@ def compute(seen: WatchSummary) -> Iterator[Cause]:
         power = "" if gpu.power_watts is None else f", {gpu.power_watts:.0f} W"
         limit = "" if gpu.power_limit_watts is None else f" of {gpu.power_limit_watts:.0f}"
         used = "" if gpu.memory_bytes is None else f", {gpu.memory_bytes / 1e9:.1f} GB in use"
-        gpus.append(f"GPU {gpu.index}: {gpu.utilisation or 0:.0%} utilisation{power}{limit if power else ''}{used}")
+        gpus.append(
+            f"GPU {gpu.index}: {percent(gpu.utilisation or 0, 0)} utilisation{power}{limit if power else ''}{used}"
+        )
     yield Cause(name=name, share=0.0, sentence=sentence, evidence=(*gpus, *_feeders(seen)), change=change)
 
 
@@ -306,8 +309,10 @@ def _subject(seen: WatchSummary) -> str:
 def _works(seen: WatchSummary) -> str:
     """``the GPU works 60 % of each 1.8 s period``, or of the time where it keeps no period."""
     if seen.rhythm is not None:
-        return f"{_subject(seen)} works {seen.rhythm.duty:.0%} of each {seen.rhythm.period_seconds:.2g} s period"
-    return f"{_subject(seen)} works {seen.working:.0%} of the time"
+        return (
+            f"{_subject(seen)} works {percent(seen.rhythm.duty, 0)} of each {seen.rhythm.period_seconds:.2g} s period"
+        )
+    return f"{_subject(seen)} works {percent(seen.working, 0)} of the time"
 
 
 def _of_cores(seen: WatchSummary) -> str:
@@ -325,7 +330,7 @@ def _waits(*actors: Activity) -> tuple[str, ...]:
     lines = []
     for actor in actors:
         calls = sorted(actor.waits.items(), key=lambda pair: -pair[1])
-        if named := [f"{name} {share:.0%}" for name, share in calls[:3] if share >= 0.1]:
+        if named := [f"{name} {percent(share, 0)}" for name, share in calls[:3] if share >= 0.1]:
             lines.append(f"{actor.label} sleeps in: {', '.join(named)} of the time")
     return tuple(lines)
 
@@ -335,7 +340,7 @@ def _feeders(seen: WatchSummary) -> tuple[str, ...]:
     if not (feeders := seen.feeders):
         return ()
     busy, disk = _mean_shares(feeders)
-    works = f"each works, or could, {busy:.0%} of the time and waits for files {disk:.0%}"
+    works = f"each works, or could, {percent(busy, 0)} of the time and waits for files {percent(disk, 0)}"
     return (f"{_crowd(feeders, seen)}: {sum(actor.cpu for actor in feeders):.1f} {_of_cores(seen)}; {works}",)
 
 

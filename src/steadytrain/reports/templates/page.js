@@ -65,6 +65,7 @@
       curves.draw(here, figure.traces.map((trace) => drawn(figure, trace)), plan, {
         displaylogo: false,
         showSendToCloud: false,
+        modeBarButtonsToAdd: [{ name: "full", title: "Full screen", icon: Plotly.Icons.autoscale, click: (box) => (document.fullscreenElement ? document.exitFullscreen() : box.requestFullscreen()) }],
         modeBarButtonsToRemove: ["select2d", "lasso2d", "sendChartToCloud", "autoScale2d", "zoomIn2d", "zoomOut2d"],
         toImageButtonOptions: { filename: `steadytrain-${figure.id}`, scale: 2 },
       });

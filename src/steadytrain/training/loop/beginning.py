@@ -11,7 +11,7 @@ from steadytrain.config.defaults import GENTLE_EPOCHS, MAX_WARMUP_SHARE
 from steadytrain.config.phases import parse_train
 from steadytrain.errors import ModelError
 from steadytrain.events import Evaluated, Event, Noticed, ProbeProgress, Resumed, Tried
-from steadytrain.format import count, duration, percent
+from steadytrain.format import count, duration, percent, rate
 from steadytrain.monitor.samples import memory_text
 from steadytrain.run import Run, RunProgress
 from steadytrain.training.finetuning.fits import better_fit, wants_better_fit
@@ -93,12 +93,12 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Generator[Event,
         return False
     if probe is not None and probe.fit_seconds is not None:
         speed = probe.images_per_second
-        how = "" if speed is None else f" ({speed:,.0f} images/s)"
+        how = "" if speed is None else f" ({rate(speed)} images/s)"
         how += f" ({probe.reused:,} of {probe.total:,} from the cache)" if probe.reused else ""
         yield Noticed(
             message=f"probe: {probe.features:,} features of each image in {probe.seconds:.1f} s{how}; classifier fitted"
-            f" in {probe.fit_seconds:.1f} s, penalty {probe.penalty:g} chosen on {HELD_OUT:.0%} of the training images"
-            f" (top-1 {percent(probe.top1, 1)} there)",
+            f" in {probe.fit_seconds:.1f} s, penalty {probe.penalty:g} chosen on {percent(HELD_OUT, 0)} of the training"
+            f" images (top-1 {percent(probe.top1, 1)} there)",
             step=0,
         )
         if probe.by_fold:
