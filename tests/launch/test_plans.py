@@ -322,6 +322,6 @@ def test_ranks_run_in_a_container_of_pyxis() -> None:
         " --container-mounts=/shared/me:/shared/me,/mnt/photos:/data:ro,/scratch:/scratch"
         " --container-workdir=/shared/me python3 -P -m steadytrain train" in script
     )
-    with pytest.raises(InputError, match=r"not below .*/data or .*that the containers share"):
+    with pytest.raises(InputError, match=r"not below .*/data or .*containers share: .*slurm\.mounts.*, or name"):
         render("slurm", replace(job, outputs=("/mnt/photos/runs",)))
     assert "--container" not in render("slurm", replace(job, image=None)).files[0].text

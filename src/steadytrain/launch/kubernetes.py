@@ -110,7 +110,9 @@ def render(job: Job) -> Plan:
         job,
         [kubernetes.mount] if kubernetes.claim else [],
         machines="pods",
-        remedy=f"mount one (--set kubernetes.claim=NAME, seen at {kubernetes.mount})",
+        remedy="mount the claim there (--set kubernetes.mount=/FOLDER)"
+        if kubernetes.claim
+        else f"mount one (--set kubernetes.claim=NAME, seen at {kubernetes.mount})",
         folder=job.folder,
     )
     manifests = _patched(_manifests(job), kubernetes)

@@ -52,7 +52,7 @@ def require_shared(
 
     Args:
         machines: what they are called: ``pods``.
-        remedy: how to mount a volume, where there are no ``mounts``.
+        remedy: how to mount the volume that holds them.
 
     Raises:
         InputError: names the paths, and where they have to be.
@@ -67,11 +67,10 @@ def require_shared(
         examples += [f"--run {where}/runs/{'a' if name == 'runs' else name}" if is_run else f"{where}/{name}"]
     verb = "is" if len(wrong) == 1 else "are"
     reason = (
-        f"not below {' or '.join(sorted(mounts))}, the only storage that the {machines} share"
+        f"not below {' or '.join(sorted(mounts))}, the only storage that the {machines} share: {remedy}, or"
         if mounts
-        else f"on no volume that the {machines} share, and would be missing there or lost with them: {remedy}"
+        else f"on no volume that the {machines} share, and would be missing there or lost with them: {remedy}, and"
     )
-    name = f"{':' if mounts else ', and'} name {' and '.join(examples)}, for example"
     raise InputError(
-        f"{' and '.join(wrong)} {verb} {reason}{name} (what the image itself has: --set 'mounted=[\"/FOLDER\"]')"
+        f"{' and '.join(wrong)} {verb} {reason} name {' and '.join(examples)}, for example (what the image itself has: --set 'mounted=[\"/FOLDER\"]')"
     )

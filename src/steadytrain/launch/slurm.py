@@ -86,10 +86,8 @@ def render(job: Job) -> Plan:
     if job.least:
         raise InputError("Slurm starts all machines of a job or none: use a single number for --nodes")
     if job.image:
-        seen, remedy = (
-            [mount.split(":")[:2][-1] for mount in _mounts(job)],
-            "mount it (--set 'slurm.mounts=[\"/data\"]')",
-        )
+        seen = [mount.split(":")[:2][-1] for mount in _mounts(job)]
+        remedy = "mount their folder (--set 'slurm.mounts=[\"/data\"]')"
         require_shared(job, seen, machines="containers", remedy=remedy, folder=job.folder)
     file = File(name=f"{job.name}.sbatch", text=_script(job), mode=0o755)
     secret_names = [name for name, value in sorted(job.env.items()) if value is None]
