@@ -72,5 +72,6 @@ def require_shared(
         else f"on no volume that the {machines} share, and would be missing there or lost with them: {remedy}, and"
     )
     raise InputError(
-        f"{' and '.join(wrong)} {verb} {reason} name {' and '.join(examples)}, for example (what the image itself has: --set 'mounted=[\"/FOLDER\"]')"
+        f"{' and '.join(wrong)} {verb} {reason} name {' and '.join(examples)}, for example"
+        " (what the image itself has: --set 'mounted=[\"/FOLDER\"]')"
     )
