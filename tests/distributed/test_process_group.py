@@ -226,6 +226,7 @@ def test_one_rank_of_each_machine_says_who_was_lost(monkeypatch: pytest.MonkeyPa
             each.close()
     assert {message for message, _ in ended.values()} == {"rank 0 on a failed: no memory"}
     assert [each.is_first_here() for each in beating[1:]] == [True, False, True, False]
+    assert beating[2].is_first_here(lost=[1]) and not beating[4].is_first_here(lost=[1])
     assert {rank: is_printed for rank, (_, is_printed) in ended.items()} == {1: True, 2: False, 3: True, 4: False}
 
 

@@ -316,9 +316,11 @@ class Group:
         """End this process, whose first exchange hangs: from another thread."""
         places = {rank: words for rank, (words, _) in self.heartbeat.where().items() if words != self._doing}
         late = few([f"rank {rank} on {self.hosts[rank]} is at {words or 'its end'}" for rank, words in places.items()])
+        hosts = sorted({*self.hosts})
+        all_in = "all are in it" + ", so large packets may be lost: compare the MTU (ip link)" * (len(hosts) > 1)
         error = StalledError(
             f"rank {self.world.rank} on {platform.node()} has waited {FIRST_EXCHANGE_SECONDS:.0f} s in {self._doing}"
-            f" ({self.world.size} ranks on {few(sorted({*self.hosts}))}; {late or 'all are in it'}):"
+            f" ({self.world.size} ranks on {few(hosts)}; {late or all_in}):"
             f" {_link_advice(backend, self.world)}"
         )
         os.write(2, f"steady: {error}\n".encode(errors="replace"))
