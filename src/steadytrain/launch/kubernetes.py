@@ -110,9 +110,7 @@ def render(job: Job) -> Plan:
         job,
         [kubernetes.mount] if kubernetes.claim else [],
         machines="pods",
-        remedy="mount the claim there (--set kubernetes.mount=/FOLDER)"
-        if kubernetes.claim
-        else f"mount one (--set kubernetes.claim=NAME, seen at {kubernetes.mount})",
+        remedy="mount a claim there (--set kubernetes.claim=NAME --set kubernetes.mount=/FOLDER)",
         folder=job.folder,
     )
     manifests = _patched(_manifests(job), kubernetes)
