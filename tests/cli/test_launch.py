@@ -152,7 +152,9 @@ def test_data_and_runs_on_what_machines_share_are_launched(words: list[str]) -> 
 def test_data_of_a_recipe_file_must_be_shared_as_well(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (work / "cats.toml").write_text('[data]\ntrain = "photos"\n')
     assert main(["launch", *POD, *CLAIM, "--", "train", "--recipe", "cats.toml", "--run", "/data/a"]) == 2
-    assert capsys.readouterr().err.startswith("steady: cats.toml and photos are not below /data")
+    message = capsys.readouterr().err
+    assert message.startswith("steady: cats.toml and photos are not below /data")
+    assert "kubernetes.mount=/FOLDER), or name /data/" in message
 
 
 def test_a_python_on_a_disk_of_this_machine_is_named(

@@ -24,7 +24,7 @@ from steadytrain.distributed.world import World
 from steadytrain.errors import FailedError, InputError, RankLostError, StalledError
 from steadytrain.launch.supervise import free_port
 
-QUICK = {"SILENT": 2.0, "GRACE": 1.0, "OWN_GRACE": 1.0, "BEAT": 0.2}
+QUICK = {"SILENT": 2.0, "GRACE": 1.0, "OWN_GRACE": 1.0, "BEAT": 0.2, "_TRIES": 300}
 Tensors = dict[str, dict[str, torch.Tensor]]
 
 
@@ -144,7 +144,15 @@ def test_a_frozen_rank_is_named_and_the_others_end() -> None:
     assert "rank 1 on" in code and "is stopped, and has sent no heartbeat for 2 s" in code
 
 
+def _meet_witness(group: Group) -> None:
+    """Wait until rank 0 has an answer of rank 1's witness, a process that a busy machine takes seconds to start."""
+    while group.world.is_first and 1 not in group.heartbeat._reached:
+        time.sleep(0.05)
+    group.all_gather_json(None)
+
+
 def _holds_the_lock(group: Group) -> dict[str, torch.Tensor]:
+    _meet_witness(group)
     if group.world.rank == 1:
         ctypes.PyDLL(None).sleep(4)  # native code that keeps the interpreter's lock
     group.all_gather_json(None)
@@ -153,12 +161,12 @@ def _holds_the_lock(group: Group) -> dict[str, torch.Tensor]:
 
 def test_a_rank_whose_native_code_keeps_the_lock_is_waited_for() -> None:
     quick = {**QUICK, "SILENT": 1.0, "START_SILENT": 1.0}
-    assert codes_of(_holds_the_lock, 2, quick)[0] == [0, 0]
+    codes, errors = codes_of(_holds_the_lock, 2, quick)
+    assert codes == [0, 0], errors
 
 
 def _killed_while_others_compute(group: Group) -> dict[str, torch.Tensor]:
-    group.all_gather_json(None)
-    time.sleep(1)  # the witness is known by then
+    _meet_witness(group)
     if group.world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(50)
@@ -167,7 +175,7 @@ def _killed_while_others_compute(group: Group) -> dict[str, torch.Tensor]:
 
 def test_a_killed_rank_is_noticed_where_nobody_exchanges_anything() -> None:
     codes, errors = codes_of(_killed_while_others_compute, 2, {**QUICK, "SILENT": 100.0})
-    assert codes == [RankLostError.exit_code, -signal.SIGKILL]
+    assert codes == [RankLostError.exit_code, -signal.SIGKILL], errors
     assert "rank 1 on" in errors and "is gone" in errors
 
 
@@ -186,8 +194,9 @@ def _fails_with_the_store(group: Group) -> dict[str, torch.Tensor]:
 
 def test_the_others_read_why_the_rank_failed_that_holds_the_store_and_it_ends_though_nothing_can_be_closed() -> None:
     codes, errors = codes_of(_fails_with_the_store, 2, QUICK)
-    assert codes == [1, 1]
-    assert "RankLostError: rank 0 on" in errors and "failed: no such kernel" in errors
+    # the other one's watch, or its exchange, which is a traceback here
+    assert codes in ([1, 1], [1, RankLostError.exit_code]), errors
+    assert "rank 0 on" in errors and "failed: no such kernel" in errors
 
 
 def _fails_and_hangs(group: Group) -> dict[str, torch.Tensor]:
@@ -217,6 +226,7 @@ def test_one_rank_of_each_machine_says_who_was_lost(monkeypatch: pytest.MonkeyPa
             each.close()
     assert {message for message, _ in ended.values()} == {"rank 0 on a failed: no memory"}
     assert [each.is_first_here() for each in beating[1:]] == [True, False, True, False]
+    assert beating[2].is_first_here(lost=[1]) and not beating[4].is_first_here(lost=[1])
     assert {rank: is_printed for rank, (_, is_printed) in ended.items()} == {1: True, 2: False, 3: True, 4: False}
 
 

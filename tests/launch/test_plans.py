@@ -300,6 +300,12 @@ def test_cores_are_asked_for_by_what_the_images_take_to_decode(data: str, cores:
     assert f"each pod asks for {8 * cores} cores to decode images: --set cpus=N asks for N" in pods.notes
 
 
+@pytest.mark.parametrize(("run", "place"), [("/data/runs/a", "/data/runs/a"), ("runs/a", "cats/runs/a")])
+def test_where_the_run_is_written_is_said_as_it_will_be_found(run: str, place: str) -> None:
+    job = replace(SSH, words=(*TRAIN, "--run", run), outputs=(run,))
+    assert render("ssh", job).notes[0] == f"rank 0 runs on gpu1, and writes the run there, to {place}"
+
+
 def test_further_words_go_to_srun_whole() -> None:
     job = replace(SLURM, options=(Slurm(srun=("--mpi=pmix", "--export=ALL,A=b c")),))
     assert "--cpus-per-task=8 --mpi=pmix '--export=ALL,A=b c' /opt/env/bin/python" in render("slurm", job).files[0].text
@@ -322,6 +328,6 @@ def test_ranks_run_in_a_container_of_pyxis() -> None:
         " --container-mounts=/shared/me:/shared/me,/mnt/photos:/data:ro,/scratch:/scratch"
         " --container-workdir=/shared/me python3 -P -m steadytrain train" in script
     )
-    with pytest.raises(InputError, match=r"not below .*/data or .*that the containers share"):
+    with pytest.raises(InputError, match=r"not below .*/data or .*containers share: .*slurm\.mounts.*, or name"):
         render("slurm", replace(job, outputs=("/mnt/photos/runs",)))
     assert "--container" not in render("slurm", replace(job, image=None)).files[0].text

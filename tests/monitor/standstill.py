@@ -27,7 +27,7 @@ UPDATES, AT, SECONDS = (60, 51, 0.0) if IS_FAST else (12, 6, 0.03)
 PATIENCE = StallLimits(update=0.5, slow=100.0, end=0.5, grace=1.0, look=0.5 if IS_FAST else 0.02, lock=0.5)
 if HANG == "none":
     UPDATES, SECONDS, PATIENCE = 6, 0.5, replace(PATIENCE, update=2.0, end=2.0)
-if HANG == "exchange":
+if HANG in ("exchange", "late"):
     PATIENCE = replace(PATIENCE, end=100.0, hang=0.3, exchange=0.4, lock=100.0)
 if HANG == "asked":
     PATIENCE = replace(PATIENCE, update=100.0, after_request=0.5, lock=100.0)
@@ -76,7 +76,7 @@ def updates(progress: Progress, feed: ImageLoader) -> Iterator[int]:
 
 def hang_in_forward(progress: Progress) -> None:
     """What the loop's own thread does in its middle."""
-    if HANG in ("native", "fast", "asked", "exchange"):
+    if HANG in ("native", "fast", "asked", "exchange", "late"):
         ctypes.CDLL(None).pause()
     elif HANG == "lock":
         ctypes.PyDLL(None).usleep(3_000_000)  # as native code that never lets go of the GIL
@@ -99,6 +99,7 @@ def caller(step: int) -> None:
 
 
 HANGS = {"feed", "native", "fast", "asked", "lock", "raises", "caller", "evaluation", "measuring", "none", "exchange"}
+HANGS |= {"late"}  # as exchange, but this rank has not begun it
 ABANDONED: queue.Queue[StalledError] = queue.Queue()
 
 
@@ -116,9 +117,10 @@ def main() -> int:
         watchdog = Watchdog(progress, log=log, folder=FOLDER, patience=PATIENCE, package=loop.__name__)
         if HANG == "asked":
             watchdog.stop_signal = lambda: "SIGTERM" if progress.step == AT else None
-        if HANG == "exchange":
+        if HANG in ("exchange", "late"):
             at = RankPosition(group="0", number=7, name="nccl:all_reduce", values=9, seconds=1.0)
-            watchdog.hang = lambda: Hang(at, [0, 1], [], []) if progress.step == AT else None
+            watchdog.hang = lambda: Hang(at, [0, 1], [0] * (HANG == "late"), []) if progress.step == AT else None
+            watchdog.speaks = lambda missing: False
             watchdog.record = lambda: print("recorded", file=sys.stderr)
             watchdog.leave = lambda error: print(f"told others of a {type(error).__name__}", file=sys.stderr)
         if HANG == "raises":

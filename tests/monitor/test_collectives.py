@@ -82,13 +82,15 @@ def test_what_has_just_begun_is_no_hang() -> None:
 def test_records_are_read_from_the_folder_and_strangers_files_are_not(tmp_path: Path) -> None:
     about = {"ranks": 3, "time": 60.0}
     for rank, entries in ((0, [_entry(2)]), (1, [_entry(1, over=True)])):  # the third was killed
-        record_path(tmp_path, rank).write_text(json.dumps({**about, "rank": rank, "entries": entries}))
+        record_path(tmp_path, rank).write_text(
+            json.dumps({**about, "rank": rank, "entries": entries, "place": f"f (a.py:{rank})"})
+        )
     for name, text in (("8", "[]"), ("9", '{"rank": 9, "ranks": 9, "time": "x"}'), ("10", "\x80")):
         (tmp_path / f"collectives-{name}.json").write_bytes(text.encode("latin-1"))
     (words,) = read_hangs(tmp_path)
     assert words == (
         "nccl:all_reduce, number 2 of group 0, 9,408 values: rank 0 has waited in it for 60 s;"
-        " not begun by rank 1; nothing is known of rank 2"
+        " not begun by rank 1; nothing is known of rank 2; rank 1 is in f (a.py:1)"
     )
     for name in ("traceback-1.txt", "torch-collectives-1", "events.jsonl"):
         (tmp_path / name).touch()

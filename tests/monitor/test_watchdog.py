@@ -193,6 +193,16 @@ def test_a_collective_that_all_ranks_have_begun_ends_the_run_long_before_other_s
     assert stalled.what == "rank"
     assert "nccl:all_reduce, number 7 of group 0, 9 values: rank 0, rank 1 have waited in it" in stalled.culprit
     assert "recorded" in message and "told others of a StalledError" in message
+    assert "run the same command again" not in message  # another rank of the machine says so
+
+
+def test_the_rank_that_the_others_wait_for_says_where_it_is(
+    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    message = _ended(start("late"))
+    stalled = next(event for event in _told(tmp_path) if isinstance(event, Stalled))
+    assert stalled.what == "step" and "the loop is at forward, in hang_in_forward (" in stalled.culprit
+    assert "not begun by rank 0" in message and "run the same command again" in message
 
 
 @pytest.mark.parametrize(("bucket", "is_known"), [("logging", False), ("startup", False), ("backward", True)])

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -194,9 +194,9 @@ class Heartbeat:
                     self.end(self._failed, self.is_first_here())
                     return
 
-    def is_first_here(self) -> bool:
-        """Return whether no rank before this one on its machine is left to say what happened."""
-        host, left = self._hosts[self._world.rank], set(range(self._world.rank)) - {self._failed_rank}
+    def is_first_here(self, lost: Iterable[int] = ()) -> bool:
+        """Return whether no rank before this one on its machine is left to say what happened, but those ``lost``."""
+        host, left = self._hosts[self._world.rank], set(range(self._world.rank)) - {self._failed_rank, *lost}
         return all(self._hosts[rank] != host for rank in left)
 
     def _prepare(self, other: int) -> None:

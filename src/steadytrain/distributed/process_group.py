@@ -101,11 +101,13 @@ class Group:
         heartbeat: tells the others that this rank lives, and this one of a rank that does not.
         subgroups: the ranks of each group of some of them that this one is in, by torch's name of it.
         record_path: the file that :meth:`dump` writes, also when a rank fails; None: none.
+        place: gives the function that this rank's loop is in, which is written, too.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.record_path: Path | None = None
+        self.place: Callable[[], str] = str
         self.subgroups: dict[str, list[int]] = {}
         where = f"tcp://{world.address}:{world.port}"
         waiting = threading.Timer(WAITING_SECONDS, _say_waiting, (world,))
@@ -314,9 +316,11 @@ class Group:
         """End this process, whose first exchange hangs: from another thread."""
         places = {rank: words for rank, (words, _) in self.heartbeat.where().items() if words != self._doing}
         late = few([f"rank {rank} on {self.hosts[rank]} is at {words or 'its end'}" for rank, words in places.items()])
+        hosts = sorted({*self.hosts})
+        all_in = "all are in it" + ", so large packets may be lost: compare the MTU (ip link)" * (len(hosts) > 1)
         error = StalledError(
             f"rank {self.world.rank} on {platform.node()} has waited {FIRST_EXCHANGE_SECONDS:.0f} s in {self._doing}"
-            f" ({self.world.size} ranks on {few(sorted({*self.hosts}))}; {late or 'all are in it'}):"
+            f" ({self.world.size} ranks on {few(hosts)}; {late or all_in}):"
             f" {_link_advice(backend, self.world)}"
         )
         os.write(2, f"steady: {error}\n".encode(errors="replace"))
@@ -336,10 +340,10 @@ class Group:
     def dump(self) -> None:
         """Write the last collectives of this rank, if there is a place for them; as JSON, not as torch's pickles."""
         if self.record_path is not None:
-            about = {"rank": self.world.rank, "ranks": self.world.size, "time": time.time()}
-            record = {**about, "subgroups": self.subgroups, "entries": self.collectives()}
+            about: dict[str, Any] = {"rank": self.world.rank, "ranks": self.world.size, "time": time.time()}
+            about |= {"place": self.place(), "subgroups": self.subgroups}
             with suppress(OSError, StorageError):  # the run's folder may be gone, as where another rank was refused
-                replace_file(self.record_path, json.dumps(record))
+                replace_file(self.record_path, json.dumps({**about, "entries": self.collectives()}))
 
     def begin_max(self, values: torch.Tensor) -> dist.Work:
         """Begin an in-place maximum over all ranks; it is there once the work was waited for."""

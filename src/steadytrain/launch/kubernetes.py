@@ -110,7 +110,7 @@ def render(job: Job) -> Plan:
         job,
         [kubernetes.mount] if kubernetes.claim else [],
         machines="pods",
-        remedy=f"mount one (--set kubernetes.claim=NAME, seen at {kubernetes.mount})",
+        remedy="mount a claim there (--set kubernetes.claim=NAME --set kubernetes.mount=/FOLDER)",
     )
     manifests = _patched(_manifests(job), kubernetes)
     text = "---\n".join(yaml.safe_dump(manifest, sort_keys=False, width=200) for manifest in manifests)

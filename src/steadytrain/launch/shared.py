@@ -48,7 +48,7 @@ def require_shared(job: Job, mounts: Collection[str], *, machines: str, remedy: 
     Args:
         mounts, copied: as of :func:`unshared`.
         machines: the launcher's word for its machines, such as ``pods``.
-        remedy: how to mount a volume, for a job that has no ``mounts``.
+        remedy: how to mount the volume that holds them.
 
     Raises:
         InputError: names the paths, and an example of where they could be.
@@ -63,10 +63,7 @@ def require_shared(job: Job, mounts: Collection[str], *, machines: str, remedy: 
         examples += [f"--run {where}/runs/{'a' if name == 'runs' else name}" if is_run else f"{where}/{name}"]
     subject = f"{' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'}"
     advice = f"name {' and '.join(examples)}, for example (what the image itself has: --set 'mounted=[\"/FOLDER\"]')"
+    reason = f"on no volume that the {machines} share, and would be missing there or lost with them"
     if mounts:
-        storage = f"{' or '.join(sorted(mounts))}, the only storage that the {machines} share"
-        raise InputError(f"{subject} not below {storage}: {advice}")
-    raise InputError(
-        f"{subject} on no volume that the {machines} share, and would be missing there or lost with them: {remedy}, and"
-        f" {advice}"
-    )
+        reason = f"not below {' or '.join(sorted(mounts))}, the only storage that the {machines} share"
+    raise InputError(f"{subject} {reason}: {remedy}, {'or' if mounts else 'and'} {advice}")

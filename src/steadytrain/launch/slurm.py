@@ -87,7 +87,8 @@ def render(job: Job) -> Plan:
         raise InputError("Slurm starts all machines of a job or none: use a single number for --nodes")
     if job.image:
         seen = [mount.split(":")[:2][-1] for mount in _mounts(job)]
-        require_shared(job, seen, machines="containers", remedy="mount it (--set 'slurm.mounts=[\"/data\"]')")
+        remedy = "mount their folder (--set 'slurm.mounts=[\"/data\"]')"
+        require_shared(job, seen, machines="containers", remedy=remedy)
     file = File(name=f"{job.name}.sbatch", text=_script(job), mode=0o755)
     secret_names = [name for name, value in sorted(job.env.items()) if value is None]
     submit = Command(argv=("sbatch", "--parsable", f"@{file.name}"), variables=dict.fromkeys(secret_names))

@@ -81,10 +81,12 @@ def render(job: Job) -> Plan:
     restarts = 0 if job.least else job.num_restarts  # torchrun's agents start anew by themselves
     runs = tuple(_run(job, machine) for machine in machines)
     stages += [PlanStage(kind="run", commands=runs, may_fail=may_fail, restarts=restarts)]
-    first = machines[0].host
-    notes = [f"rank 0 runs on {first.name}, and writes the run there, to {remote_folder(job)}"]
+    folder, place = remote_folder(job), f"rank 0 runs on {machines[0].host.name}"
+    notes = [f"{place}; paths of the command start from {folder} there"]
     if job.is_independent:
-        notes = [f"rank 0 runs on {first.name}; all machines need the source and the output, in {remote_folder(job)}"]
+        notes = [f"{place}; all machines need the source and the output, in {folder}"]
+    elif job.outputs:
+        notes = [f"{place}, and writes the run there, to {posixpath.join(folder, job.outputs[0])}"]
     if left := len(job.hosts) - len(machines):
         notes += [f"{left} of {len(job.hosts)} hosts are not used"]
     return Plan(stages=tuple(stages), notes=tuple(notes))

@@ -42,13 +42,14 @@ class RecordedCollective(msgspec.Struct):
 
 
 class _Record(msgspec.Struct):
-    """The file of a rank, one of ``ranks``, written at ``time``, in seconds since 1970."""
+    """The file of a rank, one of ``ranks``, written at ``time``, in seconds since 1970; ``place``: of its loop."""
 
     rank: int
     ranks: int
     time: float
     entries: list[RecordedCollective] = []
     subgroups: dict[str, list[int]] = {}
+    place: str = ""
 
 
 class RankPosition(msgspec.Struct):
@@ -127,6 +128,7 @@ def find_hangs(positions: Mapping[int, RankPosition | None]) -> list[Hang]:
 def read_hangs(folder: Path) -> list[str]:
     """Say what hung when the ranks of a run wrote their records into its folder, if anything did."""
     positions: dict[int, RankPosition | None] = {}
+    places: dict[int, str] = {}
     for path in folder.glob(_NAME.format("*")):
         try:
             record = msgspec.json.decode(read_text(path, most=_MOST_BYTES), type=_Record)
@@ -134,4 +136,8 @@ def read_hangs(folder: Path) -> list[str]:
             continue
         positions = dict.fromkeys(range(min(record.ranks, 1 << 16))) | positions
         positions[record.rank] = position(record.entries, record.time, record.subgroups)
-    return [hang.words for hang in find_hangs(positions)]
+        places[record.rank] = record.place
+    return [
+        "; ".join((hang.words, *(f"rank {rank} is in {places[rank]}" for rank in hang.missing[:4] if places.get(rank))))
+        for hang in find_hangs(positions)
+    ]

@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +100,7 @@ class Watchdog:
         ranks: gives what each other rank of the run was at when it last said so, and since how many seconds.
         hang, record, leave: give the collective that ranks wait in, if any; write this rank's last ones beside the
             stacks; tell the other ranks why this one is ended by force.
+        speaks: gives whether this rank, of those of its machine that wait for the given ranks, says so.
         stop_signal: gives the name of the signal that has asked the run to stop; None while none has.
         abandon: asked to make the loop raise the error: closes what it waits for, say. None where nobody can.
     """
@@ -118,6 +119,7 @@ class Watchdog:
         self.hang: Callable[[], Hang | None] = lambda: None
         self.record: Callable[[], None] = lambda: None
         self.leave: Callable[[SteadyError], None] = lambda error: None
+        self.speaks: Callable[[Collection[int]], bool] = lambda missing: True
         self.stop_signal: Callable[[], str | None] = lambda: None
         self.abandon: Callable[[StalledError], None] | None = None
         self._progress, self._log, self._folder = progress, log, folder
@@ -214,7 +216,8 @@ class Watchdog:
             where = "their positions are not known" if ranks is None else ", ".join(late[:4])
             culprit = f"the loop waits for the other ranks, in {place}" + (f"; {where}" if where else "")
         if not waits and (hang := self._in_time(self.hang)) is not None:
-            stall, culprit = "rank", f"{culprit}; {hang.words}"
+            culprit = f"{culprit}; {hang.words}"
+            stall = "step" if self._log.rank in hang.missing else "rank"
         return Stalled(
             step=self._progress.step,
             what=stall,
@@ -246,7 +249,8 @@ class Watchdog:
 
     def _end(self, reason: str = "") -> None:
         """Make the loop raise the error; where it cannot, end the process."""
-        stalled = self._stalled()
+        stalled, hang = self._stalled(), self._in_time(self.hang)
+        is_printed = hang is None or self._log.rank in hang.missing or self.speaks(hang.missing)
         path = self._dump(stalled)
         error = StalledError(
             f"{reason}no progress for {duration(stalled.seconds)} at step {stalled.step}: {stalled.culprit}"
@@ -262,7 +266,7 @@ class Watchdog:
                     time.sleep(self._patience.look)
                 time.sleep(self._patience.grace)
                 os._exit(error.exit_code)
-        self._force(error)
+        self._force(error, is_printed=is_printed)
 
     def end_for_another(self, message: str, is_printed: bool = True) -> None:
         """End this process, which hangs in an exchange with a rank that is gone: from another thread."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -363,7 +364,7 @@ def _start_monitors(
 
 def _watch_exchange(dog: Watchdog, group: Group) -> None:
     """Let a watchdog and the other ranks know what this rank exchanges."""
-    heartbeat = group.heartbeat
+    heartbeat, loop = group.heartbeat, threading.get_ident()
 
     def own() -> collectives.RankPosition:
         entries: list[collectives.RecordedCollective] = []
@@ -381,7 +382,8 @@ def _watch_exchange(dog: Watchdog, group: Group) -> None:
             heartbeat.wait_until_heard()
 
     heartbeat.collectives = lambda: msgspec.to_builtins(own())
-    dog.hang, dog.record, dog.leave = hang, group.dump, leave
+    group.place = lambda: stacks.where(loop)
+    dog.hang, dog.record, dog.leave, dog.speaks = hang, group.dump, leave, heartbeat.is_first_here
 
 
 def _write_each(
