@@ -162,7 +162,7 @@ class TableColumns:
         used = {self.path, *self.labels, self.split, self.group}
         if unused := [name for place, name in enumerate(self.names) if place not in used and name.strip()]:
             named = ", ".join(repr(self.names[place].strip()) for place in (self.path, *self.labels[:3]))
-            say(f"{path}: paths and labels are read from {named}; not used: {', '.join(unused[:5])}")
+            say(f"{path}: paths and labels are read from {named}, not from {', '.join(unused[:5])}")
 
 
 def find_columns(
