@@ -253,7 +253,9 @@ def _with_suspects(
             facts += [f"series: {series.words}; without it, a wrong label of a whole series is not found"]
         if out is not None:
             _write_csv(out, rows, ["path", "label", "suggested", "p_label", "p_suggested"])
-            replace_file(out.with_suffix(".html"), _suspects_page(report.path, facts, images, found, rows, pairs[:MAX_PAIRS]))
+            replace_file(
+                out.with_suffix(".html"), _suspects_page(report.path, facts, images, found, rows, pairs[:MAX_PAIRS])
+            )
             note(f"wrote {out} and {out.with_suffix('.html')}")
     for row in rows:
         detail = f"{row['label']} {row['p_label']:.3f}, {row['suggested']} {row['p_suggested']:.3f}"
