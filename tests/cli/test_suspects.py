@@ -16,6 +16,7 @@ from PIL import Image
 from steadytrain.cli import main
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.reader import Records
+from steadytrain.training.features.series import Series
 
 MOVED = {"green/03.png": "red", "red/05.png": "blue", "blue/11.png": "red", "blue/12.png": "green"}
 
@@ -236,3 +237,46 @@ def test_files_that_cannot_be_read_are_left_out(
     assert main(["check", "photos", "--suspects", "-o", "suspects.csv", *network]) == 1  # for the file, which is named
     assert "broken.png" in capsys.readouterr().out
     assert {row["path"] for row in _rows("suspects.csv")} == WRONG
+
+
+def test_what_series_do_to_labels_and_figures_is_said_wherever_they_are(
+    network: list[str], photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in ("features.series", "finetuning.linear_probe"):
+        monkeypatch.setattr(f"steadytrain.training.{place}.find_series", lambda *_, **__: Series(0.9, None, 0))
+    assert main(["check", "photos", "--suspects", "-o", "suspects.csv", *network]) == 0
+    words = "a wrong label of a whole series is not found"
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert words in Path("suspects.html").read_text(encoding="utf-8")
+    assert main(["finetune", "photos", "--train", "probe", "--run", "run", *network]) == 0
+    for command in (
+        ["evaluate", "run"],
+        ["evaluate", "run", "--limits"],
+        ["evaluate", "run", "--calibrate"],
+        ["predict", "run", "photos/red", "--abstain-at", "0.2"],
+    ):
+        capsys.readouterr()
+        main(command)
+        assert "series: 90 % of the images" in capsys.readouterr().err, command
+
+
+@pytest.mark.parametrize("of_run", [False, True], ids=["network", "run"])
+def test_whole_pictures_are_examined_where_that_is_asked_for(network: list[str], photos: Path, of_run: bool) -> None:
+    for path in photos.glob("*/*.png"):
+        wide = Image.new("RGB", (120, 40))
+        wide.paste(Image.open(path), (0, 0))  # which a centre square does not see
+        wide.save(path)
+    flags = network
+    if of_run:
+        assert main(["finetune", "photos", "--fit", "crop", "--train", "probe", "--run", "run", *network]) == 0
+        flags = ["--weights", "run", "--device", "cpu"]
+    assert main(["embed", "photos", "--fit", "crop", "-o", "crop.npy", *flags]) == 0
+    assert main(["embed", "photos", "--fit", "squash", "-o", "whole.npy", *flags]) == 0
+    assert 10 * np.ptp(np.load("crop.npy"), axis=0).max() < np.ptp(np.load("whole.npy"), axis=0).max()
+
+
+def test_what_weights_do_not_say_of_their_images_is_said(
+    network: list[str], photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "photos", "--suspects", *network]) == 0
+    assert "does not say how its images were scaled" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -165,6 +166,16 @@ def test_a_sweep_is_sorted_by_the_figure_of_its_runs_in_its_direction(longer: Re
     assert (good.name, bad.name) == ("lr=0.5", "lr=1e-12")
     assert [row.chosen for row in (good, bad)] == [f" loss {event.loss:.4f}" for event in losses if event is not None]
     assert best_score(cases[1]) == good.goodness > bad.goodness
+
+
+def test_auc_of_validation_images_of_one_class_is_refused(
+    recipe: Recipe, tmp_path: Path, write_digits: Callable[[Path, int, int], Path]
+) -> None:
+    images = write_digits(tmp_path / "few", 60, 3)
+    one = shutil.copytree(next(path for path in sorted(images.iterdir()) if path.is_dir()), tmp_path / "val" / "0")
+    changes = {"data.train": str(images), "data.val": str(one.parent), "every.best": "auc"}
+    with pytest.raises(RecipeError, match="all validation images are of the same class"):
+        train(Run.create(tmp_path / "run", recipe.with_(changes)))
 
 
 def test_top5_of_few_classes_is_refused(

@@ -103,7 +103,7 @@ def test_both_limits_together_keep_the_share_that_is_asked_for(seed: int) -> Non
 def test_images_that_were_held_out_pass_and_noise_does_not(run: Run, digits_folder: Path, foreign: Path) -> None:
     limits = make_limits(run, say=lambda line: None)
     assert limits.about["held_out"] == (
-        "320 training images, answered out of fold" if restore(run).is_probe else "80 validation images"
+        "320 training images answered out of fold" if restore(run).is_probe else "80 validation images"
     )
     assert limits.features.dtype == torch.float16 and limits.features.shape[0] == 320
     assert limits.features.float().norm(dim=1).numpy() == pytest.approx(1, abs=1e-3)

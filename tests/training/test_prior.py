@@ -161,6 +161,21 @@ def test_smoothed_labels_are_allowed_with_a_word(run: Run, recipe: Recipe, uneve
     ]
 
 
+def test_a_probe_that_updates_did_not_improve_has_learned_plain_frequencies(
+    recipe: Recipe, uneven: Path, tmp_path: Path
+) -> None:
+    changes = {"data.train": str(uneven), "data.val": str(uneven), "batch_size": 8, "optim.lr": 1e-12}
+    changes |= {"model.train": "probe+full", "optim.class_weights": "balanced", "optim.label_smoothing": 0.1}
+    run = Run.create(tmp_path / "run", recipe.with_({**changes, "budget.epochs": 1}))
+    train(run)
+    best, last = restore(run), restore(run, which="last")
+    lines: list[str] = []
+    assert best.is_probe and with_prior(best, "uniform", say=lines.append).prior == "uniform" and not lines
+    assert evaluate(best, str(uneven), say=lambda line: None).other is not None
+    with pytest.raises(ModelError, match="was trained with"):
+        with_prior(last, "uniform")
+
+
 def test_several_labels_have_no_frequencies(labels_recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", labels_recipe.with_({"budget.epochs": 0.2}))
     train(run)

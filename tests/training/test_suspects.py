@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from steadytrain.data.arrays import Floats, Ints
+from steadytrain.errors import DataError
 from steadytrain.training.features import suspects
 from steadytrain.training.features.suspects import find_suspects, nearest_rows, rank_suspects
 
@@ -78,6 +79,18 @@ def test_of_few_groups_there_are_as_many_folds() -> None:
     labels[3] = 1 - labels[3]
     found = find_suspects(values, labels, 2, groups=groups)
     assert found.rows.tolist() == [3] and len(found.answers.by_fold) == 3
+
+
+def test_a_class_that_is_one_group_is_not_judged_by_classifiers_that_never_saw_it() -> None:
+    labels = np.arange(90) % 3
+    values = (np.random.default_rng(0).normal(size=(90, 5)) + 9 * np.eye(3, 5)[labels]).astype(np.float32)
+    groups = np.where(labels == 2, 90, np.arange(90))  # one patient has the third
+    labels[3] = 1
+    found = find_suspects(values, labels, 3, groups=groups)
+    assert found.rows.tolist() == [3] and found.answers.top1 == pytest.approx(59 / 60)
+    assert found.answers.is_answered.tolist() == (labels != 2).tolist()
+    with pytest.raises(DataError, match="each class is one group"):
+        find_suspects(values, labels, 3, groups=labels)
 
 
 def test_the_nearest_image_is_that_of_the_smallest_angle(monkeypatch: pytest.MonkeyPatch) -> None:

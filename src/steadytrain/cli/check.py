@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from steadytrain.training.features.suspects import Suspects
     from steadytrain.training.loop.frozen import FrozenImages
 
-MAX_LOST, MAX_SHOWN, MAX_EQUAL, MAX_CLASSES, MAX_PICTURES, MAX_SAMPLE = 10, 20, 3, 8, 200, 200
+MAX_LOST, MAX_SHOWN, MAX_EQUAL, MAX_CLASSES, MAX_PICTURES, MAX_SAMPLE, MAX_PAIRS = 10, 20, 3, 8, 200, 200, 6
 _SHARD = r"(-\d+-of-\d+)?"
 
 
@@ -249,17 +249,20 @@ def _with_suspects(
         fact = f"{percent(found.answers.top1, 1)} of {len(names):,} agree with a classifier that has not seen the"
         fact += f" image; {count(len(rows), 'label')} may be wrong"
         fact += "" if found.share is None else f" ({percent(found.share, 1)} of all)"
-        series = find_series(images.values, found.labels, names, groups=images.groups)
+        facts = [f"labels: {fact}"]
+        if (series := find_series(images.values, found.labels, names, groups=images.groups)) is not None:
+            facts += [f"series: {series.words}; without it, a wrong label of a whole series is not found"]
         if out is not None:
             _write_csv(out, rows, ["path", "label", "suggested", "p_label", "p_suggested"])
-            replace_file(out.with_suffix(".html"), _suspects_page(report.path, fact, images, found, rows, pairs))
+            replace_file(
+                out.with_suffix(".html"), _suspects_page(report.path, facts, images, found, rows, pairs[:MAX_PAIRS])
+            )
             note(f"wrote {out} and {out.with_suffix('.html')}")
     for row in rows:
         detail = f"{row['label']} {row['p_label']:.3f}, {row['suggested']} {row['p_suggested']:.3f}"
         report.findings.add("suspect-label", detail, name=row["path"])
-    mixed = few([f"{given} that may be {other} ({n})" for given, other, n in pairs], 6)
-    facts = [f"labels: {fact}", *([f"mixed up: {mixed}"] if pairs else [])]
-    facts += [] if series is None else [f"series: {series.words}"]
+    mixed = few([f"{given} that may be {other} ({n})" for given, other, n in pairs], MAX_PAIRS)
+    facts[1:1] = [f"mixed up: {mixed}"] if pairs else []
     file, again = shlex.quote(str(out or "suspects.csv")), shlex.join(["steady", "check", source, *_flags(places)])
     remedies: list[tuple[str, str]] = []
     if rows and not out:
@@ -276,7 +279,7 @@ def _with_suspects(
 
 def _suspects_page(
     path: str,
-    fact: str,
+    facts: Sequence[str],
     images: FrozenImages,
     found: Suspects,
     rows: list[dict[str, Any]],
@@ -290,7 +293,8 @@ def _suspects_page(
     for row, number, near in zip(rows, found.rows.tolist(), found.nearest(images.values, MAX_PICTURES), strict=False):
         own, other = (None if at is None else images.place(at) for at in near)
         shown.append(SuspectImage(**row, picture=images.place(number), near_label=own, near_suggested=other))
-    lede = f"Labels: {fact}. Look at each: a picture may be odd, and its label right."
+    text = "; ".join(facts)
+    lede = f"{text[0].upper()}{text[1:]}. Look at each: a picture may be odd, and its label right."
     return suspects_page(f"Labels of {path} that may be wrong", lede, shown, pairs)
 
 

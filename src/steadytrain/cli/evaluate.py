@@ -196,6 +196,8 @@ def evaluate(
     trained, chosen = with_input(trained, size, tta)
     trained = _with_scaling(trained, rgb_mean, rgb_std)
     above = _threshold(trained, threshold)
+    if data is None and (series := _parted_series(trained)):
+        note(f"series: {series}")
     if limits:
         from steadytrain.training.features.held_out import make_limits
         from steadytrain.training.inference.heat_maps import map_mistakes
@@ -223,8 +225,6 @@ def evaluate(
         _flatters("the temperature was fitted", "their loss and ECE flatter it")
     if judge is not None and data is None and not trained.is_probe:
         _flatters("the least probability of a sure answer was chosen", "what is said of the answers kept flatters it")
-    if data is None and (series := _parted_series(trained)):
-        note(f"series: {series}")
     began = time.perf_counter()
     with progress("evaluating", 0) as advance:
         options = {"batch_size": batch_size, "threads": threads, "progress": advance, "say": note}
@@ -463,6 +463,8 @@ def predict(
         if trained.temperature != 1 and is_text:
             note(f"probabilities are calibrated: temperature {trained.temperature:.4g}")
         judge = open_judge(trained, abstain_at, say=note)
+        if abstain_at is not None and (series := _parted_series(trained)):
+            note(f"series: {series}")
         names = max(len(clean(str(files.path(number)))) for number in range(len(files))) if is_text else 0
         width = min(NAME_COLUMNS, max(len(clean(name)) for name in trained.classes))
         shown = min(top or (len(trained.classes) if trained.is_multi_label else 5), len(trained.classes))

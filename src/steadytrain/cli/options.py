@@ -108,6 +108,7 @@ class NetworkOptions:
     model: Annotated[str | None, NETWORK] = None
     weights: Annotated[str | None, NETWORK] = None
     size: Annotated[SizeFlag, NETWORK, Parameter(help="Side of the images, in pixels [default: the network's].")] = None
+    fit: Annotated[str | None, NETWORK, Parameter(help=flag_help("data.fit"))] = None
     device: Annotated[DeviceFlag, NETWORK] = "auto"
     accept_licence: Annotated[bool, NETWORK] = False
     set: Annotated[RepeatedFlag, NETWORK] = ()
@@ -115,7 +116,8 @@ class NetworkOptions:
     def changes(self, **places: Any) -> dict[str, Any]:
         """Return the values of a recipe that are given, with those of ``places`` under ``data``. Raises RecipeError."""
         values: dict[str, Any] = {"model.name": self.model, "model.weights": self.weights, "data.size": self.size}
-        values |= {"parallel.device": self.device, **{f"data.{name}": value for name, value in places.items()}}
+        values |= {"data.fit": self.fit, "parallel.device": self.device}
+        values |= {f"data.{name}": value for name, value in places.items()}
         given = {key: value for key, value in values.items() if value not in (None, ())}
         return given | dict(parse_setting(text) for text in self.set)
 

@@ -410,7 +410,7 @@ def data_sets(
     split = choose_split(train, data, seed=seed, run=run, say=say)
     if not len(split.val_ids):
         each = "one image" if split.groups is None else "one group of images"
-        raise DataError(f"{train.path} has {each} of each class: none can be held out; give --val DATA")
+        raise DataError(f"{data.train} has {each} of each class: none can be held out; give --val DATA")
     wanted, share = percent(data.share_held_out(len(train)), 0), percent(len(split.val_ids) / len(train), 0)
     share_words = f"{wanted}{' of each class' * (train.labels.ndim == 1)}"
     if split.groups is not None:

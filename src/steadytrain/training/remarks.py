@@ -35,10 +35,7 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets, *, parts
             "--balance classes shows all classes equally often, and --class-weights balanced weighs rare ones as if it"
             " did not, so that they count twice: leave one of them out"
         )
-    if built.scaling_guessed:
-        mean, std = ("the recipe's" if is_set else f"{built.name}'s" for is_set in (recipe.data.mean, recipe.data.std))
-        yield f"{scaling_remark(built, input, mean, std)}; data.mean and data.std set others"
-    yield from scaling_conflict(recipe, built)
+    yield from scaling_remarks(recipe, built, input)
     yield from _remark_on_random_parts(recipe, built)
     if built.licence:
         yield f"licence of the weights of {built.name}: {built.licence}"
@@ -85,8 +82,11 @@ def _remark_on_random_parts(recipe: Recipe, built: Built) -> Iterator[str]:
         )
 
 
-def scaling_conflict(recipe: Recipe, built: Built) -> Iterator[str]:
-    """Describe a mean or a standard deviation of the recipe that is not the one that the weights were trained with."""
+def scaling_remarks(recipe: Recipe, built: Built, input: Input) -> Iterator[str]:
+    """Describe a mean or a standard deviation that is a guess, or not the one that the weights were trained with."""
+    if built.scaling_guessed:
+        mean, std = ("the recipe's" if is_set else f"{built.name}'s" for is_set in (recipe.data.mean, recipe.data.std))
+        yield f"{scaling_remark(built, input, mean, std)}; data.mean and data.std set others"
     has_weights = recipe.model.pretrained or recipe.model.weights is not None
     for key in ("mean", "std"):
         chosen, trained = getattr(recipe.data, key), getattr(built.input, key)

@@ -169,7 +169,7 @@ class TableColumns:
                 unused.append(name + f" ({', '.join(sorted(values))})" * are_few)
         if unused:
             named = ", ".join(repr(self.names[place].strip()) for place in (self.path, *self.labels[:3]))
-            say(f"{path}: paths and labels are read from {named}; not used: {', '.join(unused[:5])}")
+            say(f"{path}: paths and labels are read from {named}, not from {', '.join(unused[:5])}")
 
 
 def find_columns(

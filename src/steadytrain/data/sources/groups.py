@@ -213,10 +213,10 @@ def _cut_chains(by_bits: Sequence[Ints], near: Hashes, labels: Labels, name: Cal
         chains = [group for group in too_large.tolist() if _is_chain(near[numbers == group])]
         numbers = np.where(np.isin(numbers, chains), finer, numbers)
     for group in np.unique(whole[numbers != whole]).tolist():
-        rows = np.flatnonzero(whole == group)
+        rows, of = np.flatnonzero(whole == group), "their class" if labels.ndim == 1 else "all"
         say(
             f"{len(rows):,} images are near copies one of the next ({printable(name(group))} and so on), more than a"
-            f" fifth of their class: the chain is cut at its weakest links into {len(np.unique(numbers[rows])):,} parts"
+            f" fifth of {of}: the chain is cut at its weakest links into {len(np.unique(numbers[rows])):,} parts"
         )
     return numbers
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from steadytrain.data.arrays import Ints
+from steadytrain.data.arrays import Floats, Ints
 from steadytrain.training.metrics import standard_error as standard_error
 
 PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
@@ -42,19 +42,24 @@ class OutOfFold:
         logits: float32 [N, K], of each image by the classifier of its fold.
         fold_of: int64 [N], from 0.
         penalty: of all folds' classifiers, the one with the lowest loss.
-        loss: mean cross-entropy of the logits.
+        losses: float64 [N], cross-entropy of the logits.
+        loss: their mean.
         loss_error: its standard error; images of one group count as one observation.
         top1: share of images whose label has the largest logit.
         by_fold: that share of each fold.
+        is_answered: bool [N]; not those whose class is in no other fold, which no classifier could name. The figures
+            are of the others.
     """
 
     logits: NDArray[np.float32]
     fold_of: Ints
     penalty: float
+    losses: Floats
     loss: float
     loss_error: float
     top1: float
     by_fold: tuple[float, ...]
+    is_answered: NDArray[np.bool_]
 
     @property
     def probabilities(self) -> NDArray[np.float64]:
@@ -108,6 +113,9 @@ def out_of_fold(
     features = Features(values, device)
     is_held = [torch.from_numpy(fold_of == fold).to(device) for fold in folds]
     is_fitted = torch.from_numpy(np.ones(len(y), np.bool_) if trusted is None else trusted).to(device)
+    of_folds = np.bincount(np.unique(np.stack([labels, fold_of]), axis=1)[0])  # that have a class
+    is_answered = (of_folds > 1)[labels] if (of_folds > 1).any() else np.ones(len(labels), np.bool_)
+    judged = is_fitted & torch.from_numpy(is_answered).to(device)
     fitted: list[Classifier | None] = [None] * len(folds)
     best, chosen, penalty = float("inf"), torch.zeros(len(y), num_classes, device=device), penalties[0]
     for candidate in penalties:
@@ -117,7 +125,7 @@ def out_of_fold(
                 features.choose(~held & is_fitted, y), num_classes, candidate, fitted[fold]
             )
             logits[held] = features.answer(held, classifier)
-        loss = float(functional.cross_entropy(logits[is_fitted], y[is_fitted]))
+        loss = float(functional.cross_entropy(logits[judged], y[judged]))
         if loss >= best:
             break
         best, chosen, penalty = loss, logits, candidate
@@ -127,10 +135,12 @@ def out_of_fold(
         chosen.cpu().numpy(),
         np.asarray(fold_of, np.int64),
         penalty,
-        float(losses.mean()),
-        standard_error(losses, groups),
-        float(is_right.mean()),
-        tuple(float(is_right[fold_of == fold].mean()) for fold in folds),
+        losses,
+        float(losses[is_answered].mean()),
+        standard_error(losses[is_answered], None if groups is None else groups[is_answered]),
+        float(is_right[is_answered].mean()),
+        tuple(float(is_right[is_answered & (fold_of == fold)].mean()) for fold in np.unique(fold_of[is_answered])),
+        is_answered,
     )
 
 

@@ -30,7 +30,7 @@ from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import DataSets, open_data
 from steadytrain.training.evaluation import Evaluation
-from steadytrain.training.features.folds import PENALTIES, out_of_fold
+from steadytrain.training.features.folds import PENALTIES, OutOfFold, out_of_fold
 from steadytrain.training.features.table import feature_table
 from steadytrain.training.inference.calibration import Fit, fit, require_own_weights
 from steadytrain.training.inference.classifier import classifier_of, num_features
@@ -78,14 +78,13 @@ class _Known:
     groups: Ints | None
     values: NDArray[np.float32]
 
-    def folds(self, run: Run, num_classes: int) -> NDArray[np.float32]:
-        """Return the logits of each image by a classifier, as strong as the run's, that was not fitted to its fold."""
+    def folds(self, run: Run, num_classes: int) -> OutOfFold:
+        """Return the answers about each image of a classifier, as strong as the run's, not fitted to its fold."""
         labels, fitted = np.asarray(self.labels, np.int64), [e for e in run.events() if isinstance(e, ProbeProgress)]
         penalties = [event.penalty for event in fitted if event.penalty is not None][-1:] or PENALTIES
         folds = min(FOLDS, len(labels if self.groups is None else np.unique(self.groups)))
         fold_of = fold_numbers(labels, folds=folds, seed=run.recipe.seed, groups=self.groups)
-        answers = out_of_fold(self.values, labels, fold_of, num_classes, groups=self.groups, penalties=penalties)
-        return answers.logits
+        return out_of_fold(self.values, labels, fold_of, num_classes, groups=self.groups, penalties=penalties)
 
 
 def _known_images(
@@ -106,10 +105,6 @@ def _run_of(trained: Trained) -> Run:
         return Run.open(trained.path.parent)
     except RunError as error:
         raise DataError(f"{trained.path} belongs to no run, whose training images are needed: name a run") from error
-
-
-def _open_sets(run: Run) -> DataSets:
-    return open_data(run.data, run.recipe.model, seed=run.recipe.seed, run=run)
 
 
 def is_cheap(run: Run) -> bool:
@@ -160,17 +155,17 @@ def make_limits(
     run, head = _run_of(trained), classifier_of(trained)
     pass_of: dict[str, Any] = {"threads": threads, "progress": progress, "say": lambda line: None}
     of_rows: Ints | None
-    with closing(_open_sets(run)) as sets:
+    with closing(open_data(run.data, run.recipe.model, seed=run.recipe.seed, run=run)) as sets:
         known = _known_images(trained, sets, threads=threads, progress=progress, say=say)
         features, groups = unit_rows(torch.from_numpy(known.values)).half(), known.groups
         most = min(MOST_JUDGED, max(1, MOST_OUTPUTS // len(trained.classes)))
         if trained.is_probe:
-            logits, labels = known.folds(run, len(trained.classes)), known.labels
-            rows = draw_evenly(np.arange(len(labels)), labels, most)
-            logits, labels, values = logits[rows], labels[rows], known.values[rows]
+            answers, labels = known.folds(run, len(trained.classes)), known.labels
+            rows = draw_evenly(np.flatnonzero(answers.is_answered), labels, most)
+            logits, labels, values = answers.logits[rows], labels[rows], known.values[rows]
             groups = np.arange(len(known.ids)) if groups is None else groups
             of_rows = own = groups[rows]
-            what = f"{count(len(rows), 'training image')}, answered out of fold"
+            what = f"{count(len(rows), 'training image')} answered out of fold"
         elif sets.val is None:
             raise DataError(f"{run.directory} has no validation images, and its network has seen all others")
         else:
@@ -281,11 +276,11 @@ def _answers_out_of_fold(
 ) -> tuple[Evaluation, Ints | None, str]:
     """Answer each training image of a probe out of fold; return its group, too, and a digest of the images."""
     run = _run_of(trained)
-    with closing(_open_sets(run)) as sets:
+    with closing(open_data(run.data, run.recipe.model, seed=run.recipe.seed, run=run)) as sets:
         known = _known_images(trained, sets, threads=threads, progress=progress, say=say)
         digest = hashlib.sha256(sets.train.digest.encode() + known.ids.tobytes()).hexdigest()
-    logits, labels = known.folds(run, len(trained.classes)), np.asarray(known.labels, np.int64)
-    right = logits.argmax(1) == labels
-    loss = float(functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)))
-    figures = Evaluation(len(labels), loss, float(right.mean()), None, (), (), logits=logits, labels=labels)
-    return figures, known.groups, digest
+    answers, labels = known.folds(run, len(trained.classes)), np.asarray(known.labels, np.int64)
+    logits, labels = answers.logits[answers.is_answered], labels[answers.is_answered]
+    groups = None if known.groups is None else known.groups[answers.is_answered]
+    figures = Evaluation(len(labels), answers.loss, answers.top1, None, (), (), logits=logits, labels=labels)
+    return figures, groups, digest

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from steadytrain.data.arrays import Floats, Ints
 from steadytrain.data.sources.select import fold_numbers
+from steadytrain.errors import DataError
 from steadytrain.training.features.folds import OutOfFold, out_of_fold
 from steadytrain.training.inference.limits import nearest, unit_rows
 
@@ -97,7 +98,7 @@ def find_suspects(
         folds, seed: how the images are dealt; of fewer groups there are as many folds.
 
     Raises:
-        DataError: one group of images.
+        DataError: one group of images, or of each class.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = np.arange(100) % 2
@@ -106,6 +107,8 @@ def find_suspects(
     >>> sorted(find_suspects(values, labels, 2).rows.tolist())
     [3, 50]
     """
+    if groups is not None and len(np.unique(np.stack([labels, groups]), axis=1).T) == len(np.unique(labels)):
+        raise DataError("each class is one group of images that belong together: no other image could tell its labels")
     folds = min(folds, len(labels if groups is None else np.unique(groups)))
     fold_of = fold_numbers(labels, folds=folds, seed=seed, groups=groups)
     answers = out_of_fold(values, labels, fold_of, num_classes, groups=groups)
@@ -114,7 +117,8 @@ def find_suspects(
     few = np.bincount(labels[trusted], minlength=num_classes) < folds
     trusted |= few[labels]  # a class is not taken from the fits
     probabilities = out_of_fold(values, labels, fold_of, num_classes, trusted=trusted).probabilities
-    rows = rank_suspects(labels, probabilities)
+    known = np.flatnonzero(answers.is_answered)
+    rows = known[rank_suspects(labels[known], probabilities[known])]
     return Suspects(rows, probabilities[rows].argmax(1), labels, probabilities, answers)
 
 

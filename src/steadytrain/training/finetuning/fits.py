@@ -10,8 +10,6 @@ from typing import Any, get_args
 
 import msgspec
 import numpy as np
-import torch
-from torch.nn import functional
 
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import MUCH_UNSEEN
@@ -70,12 +68,10 @@ class Folded:
         tick()
         values, classes = table.values[self.ids], len(data.classes)
         answers = out_of_fold(values, self.labels, self.fold_of, classes, groups=self.groups)
-        logits, labels = torch.from_numpy(answers.logits), torch.from_numpy(self.labels)
-        losses = functional.cross_entropy(logits, labels, reduction="none").double().numpy()
         figures: dict[str, Any] = {"loss": answers.loss, "loss_error": answers.loss_error, "top1": answers.top1}
         figures["seconds"] = time.perf_counter() - began
         size = trained.input.size or 0
-        return Tried(step=0, what="features", model=model, size=size, verdict="", **figures), losses
+        return Tried(step=0, what="features", model=model, size=size, verdict="", **figures), answers.losses
 
 
 def fold_training(data: DataSets, seed: int, most: int) -> Folded:

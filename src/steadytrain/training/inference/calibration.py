@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from steadytrain.data.arrays import Ints
 from steadytrain.errors import DataError, ModelError, RunError
-from steadytrain.format import count
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.evaluation import Evaluation
@@ -83,8 +82,8 @@ def fit_temperature(logits: NDArray[np.float32], labels: NDArray[Any]) -> float:
     low, high, inverse = 1 / MOST, 1 / LEAST, 1.0
     if _slopes(logits, labels, low)[0] >= 0 or _slopes(logits, labels, high)[0] <= 0:
         raise DataError(
-            f"no temperature from {LEAST:g} to {MOST:g} fits the {count(len(logits), 'image')} best: nearly all"
-            " predictions are right, or they are no better than a guess; use more images, or others"
+            f"no temperature from {LEAST:g} to {MOST:g} fits the images, or half of them, best: nearly all predictions"
+            " are right, or they are no better than a guess; use more images, or others"
         )
     for _ in range(_ROUNDS):
         slope, curvature = _slopes(logits, labels, inverse)

@@ -40,15 +40,17 @@ Prior = str | Path | Mapping[str, float]
 """``uniform``, ``training``, a file of classes and frequencies, or a frequency (or count) for each class."""
 
 
-def weighting(recipe: Recipe) -> str:
+def weighting(recipe: Recipe, step: int | None = None) -> str:
     """Return the setting by which training did not see classes as frequent as they are; empty where none did.
+
+    ``step``: of the weights; at 0 they are a probe's, which was fitted by plain cross-entropy of all images.
 
     >>> from steadytrain.config import Data, Model, Optim
     >>> weighting(Recipe(data=Data(train="a.rec"), model=Model("digits"), optim=Optim(class_weights="balanced")))
     "optim.class_weights='balanced'"
     """
     loss = parse_loss(recipe.optim.loss)
-    if parse_train(recipe.model.train).main == "probe":  # no update: by plain cross-entropy of all images
+    if parse_train(recipe.model.train).main == "probe" or step == 0:
         return ""
     if recipe.data.balance != "none":
         return f"data.balance={recipe.data.balance!r}"
@@ -60,8 +62,6 @@ def weighting(recipe: Recipe) -> str:
 
 def _softening(recipe: Recipe) -> str:
     """Return the settings that draw probabilities together, so that the frequencies learned are less uneven."""
-    if parse_train(recipe.model.train).main == "probe":
-        return ""
     mixing = [str(transform) for transform in parse_transforms(recipe.data.transforms) if transform.name in MIXING]
     smoothing = recipe.optim.label_smoothing
     return " and ".join([f"label smoothing {smoothing:g}"] * bool(smoothing) + mixing)
@@ -127,12 +127,13 @@ def training_counts(trained: Trained, say: Say = print_note) -> tuple[int, ...]:
     run: Run | None = None
     with suppress(RunError):
         run = Run.open(trained.path.parent)
-    if weighted := trained.weighting or ("" if run is None else weighting(run.recipe)):
+    updated_by = None if run is None or trained.is_probe else run.recipe
+    if weighted := trained.weighting or ("" if updated_by is None else weighting(updated_by)):
         raise ModelError(
             f"{trained.path} was trained with {weighted}, which shifts class frequencies already, or is not"
             " cross-entropy: drop --prior, or train without it"
         )
-    if run is not None and (softening := _softening(run.recipe)):
+    if updated_by is not None and (softening := _softening(updated_by)):
         say(f"{softening}: the frequencies that the model learned are somewhat less uneven than its images'")
     if trained.class_counts:
         return trained.class_counts

@@ -37,7 +37,7 @@ from steadytrain.training.data import DataSets
 from steadytrain.training.device import choose_device, require_usable
 from steadytrain.training.metrics import even_shift
 from steadytrain.training.precision import Policy, exact, set_products
-from steadytrain.training.remarks import scaling_remark
+from steadytrain.training.remarks import scaling_remark, scaling_remarks
 from steadytrain.training.state import describe_nonfinite
 
 Which = Literal["best", "last"]
@@ -247,7 +247,7 @@ def restore(
     return rename_classes(trained, names)
 
 
-def frozen_network(recipe: recipes.Recipe, data: DataSets, *, allow_import: bool = False) -> Trained:
+def frozen_network(recipe: recipes.Recipe, data: DataSets, *, allow_import: bool = False, say: Say) -> Trained:
     """Build the network that a run would start from, in evaluation mode: its pretrained weights, for its features.
 
     Its classifier is a new one.
@@ -256,8 +256,11 @@ def frozen_network(recipe: recipes.Recipe, data: DataSets, *, allow_import: bool
         recipe: of the run: its model, size, normalisation, precision and device.
         data: the images that it would be trained on; stay open.
         allow_import: import a ``pkg.mod:factory``.
+        say: takes what is to be known of the scale of its images.
     """
     built, input = build.model(recipe, data, allow_import=allow_import)
+    for remark in scaling_remarks(recipe, built, input):
+        say(remark)
     policy = _set_policy(recipe.precision, choose_device(recipe.parallel.device))
     module, name = policy.prepare(built.module).eval(), built.name
     return Trained(module, policy, input, data.classes, name, Path(built.weights or name), licence=built.licence)

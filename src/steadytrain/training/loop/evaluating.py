@@ -183,7 +183,7 @@ def _evaluate_on(
         num_outputs=num_images,
         is_multi_label=data.num_labels is not None,
         keep_logits=state.figure in NEED_OUTPUTS and part is session.validation,
-        shift=None if data.num_labels else even_shift(counts, weighting(session.recipe)),
+        shift=None if data.num_labels else even_shift(counts, weighting(session.recipe, state.cursor.step)),
         limit=part.limit,
     )
     stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))

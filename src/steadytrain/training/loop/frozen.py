@@ -16,7 +16,7 @@ from steadytrain.config import Data, Recipe
 from steadytrain.data.arrays import Ints
 from steadytrain.data.recordio.hashes import HASHES
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.sources.groups import group_images, make_hashes
+from steadytrain.data.sources.groups import group_images, make_hashes, say_whole_classes
 from steadytrain.errors import DataError
 from steadytrain.format import OnProgress, Say, print_note
 from steadytrain.run import Run
@@ -98,7 +98,9 @@ class FrozenImages:
         """
         if self.labels.ndim > 1:
             raise DataError("these images may have several labels, and suspects are found where each has one class")
-        return find_suspects(self.values, np.asarray(self.labels, np.int64), len(self.data.classes), groups=self.groups)
+        labels, classes = np.asarray(self.labels, np.int64), self.data.classes
+        say_whole_classes(labels, self.groups, classes, self.say)
+        return find_suspects(self.values, labels, len(classes), groups=self.groups)
 
 
 @contextmanager
@@ -133,6 +135,7 @@ def open_frozen(
         named = {key.removeprefix("data."): value for key, value in changes.items() if key.startswith("data.")}
         data = Data(train=source, **{"size": trained.input.size, **named})
         trained = trained if data.size is None else with_size(trained, data.size)
+        trained = replace(trained, input=replace(trained.input, fit=data.fit or trained.input.fit))
         with closing(open_named(data, say=say, remark=say, progress=packing)) as opened:
             say(f"features by the network of {weights} ({trained.chosen})")
             started = Run.open(weights).progress().started
@@ -145,4 +148,5 @@ def open_frozen(
     with closing(choice.opened):
         recipe = choice.recipe()
         sets = data_sets(choice.opened, replace(recipe.data, holdout=0.0), seed=0, say=say)
-        yield FrozenImages(frozen_network(recipe, sets, allow_import="model.name" in changes), sets, progress, say)
+        network = frozen_network(recipe, sets, allow_import="model.name" in changes, say=say)
+        yield FrozenImages(network, sets, progress, say)

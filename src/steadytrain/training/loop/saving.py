@@ -79,7 +79,7 @@ def export(session: Session, name: str) -> None:
         about["symbol"] = built.symbol
     if data.is_unnamed:
         about["unnamed"] = True
-    if weighted := weighting(recipe):
+    if weighted := weighting(recipe, session.state.cursor.step):
         about["weighting"] = weighted
     with session.clock.within("checkpoint"):
         session.saver.export(name, session.evaluated_module.state_dict(), about)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from steadytrain.config import Recipe, schedules
@@ -579,6 +580,10 @@ def _set_figure(state: State, recipe: Recipe, saved: Mapping[str, Any], data: Da
         raise RecipeError(
             "every.best is 'top5', which is 100 % for five classes or fewer and not known of several labels: take top1"
         )
+    if asked == "auc" and data.val is not None:
+        labels = data.val.labels if data.val_ids is None else data.val.labels[data.val_ids]
+        if len(np.unique(labels, axis=0)) < 2:
+            raise RecipeError("every.best is 'auc', and all validation images are of the same class: take loss")
     state.figure = chosen = "map" if is_multi_label and asked in (USUAL, "top1") else asked
     if saved:  # by an older version, if it does not say
         state.figure = saved.get("figure") or ("map" if is_multi_label else "top1")
