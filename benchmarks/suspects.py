@@ -60,7 +60,7 @@ def features(folder: Path, weights: Path, size: int) -> tuple[np.ndarray, np.nda
     recipe = default_recipe(str(folder), changes, model="timm/mobilenetv2_100", finetune=True)
     data = open_data(recipe.data, seed=0)
     began = time.process_time()
-    values = np.array(feature_table(frozen_network(recipe, data), data.train, say=machine.say).values)
+    values = np.array(feature_table(frozen_network(recipe, data, say=machine.say), data.train, say=machine.say).values)
     seconds = time.process_time() - began
     labels = np.asarray(data.train.labels, np.int64)
     data.close()

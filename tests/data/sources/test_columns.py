@@ -535,7 +535,7 @@ def test_splits_in_another_language_are_guessed_by_their_order_and_shown(read: R
         read(f"path,label,split\n{rows}")
     said: list[str] = []
     read(f"path,label,conjunto\n{rows}", said)
-    assert said[0].endswith("not used: conjunto (entrenamiento, prueba, validacion)")
+    assert said[0].endswith("not from conjunto (entrenamiento, prueba, validacion)")
 
 
 def test_values_in_objects_of_json_lines_are_columns(read: Read) -> None:
