@@ -101,7 +101,7 @@ def caption(target: NDArray[np.int64] | NDArray[np.float32], classes: Sequence[s
     """Format a label, or several or mixed ones with their shares.
 
     >>> caption(np.array(1), ["cat", "dog"]), caption(np.array([0.7, 0.3]), ["cat", "dog"])
-    ('dog', 'cat 70%, dog 30%')
+    ('dog', 'cat 70 %, dog 30 %')
     >>> caption(np.array([0.0, 1.0]), ["wet", "old"]), caption(np.array([0.0, 0.0]), ["wet", "old"])
     ('old', 'no label')
     """
