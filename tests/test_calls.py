@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,15 +75,44 @@ def test_a_command_is_a_whole_call_or_stays(message: str, said: str) -> None:
     assert in_python(message) == said
 
 
-def test_an_error_comes_without_those_that_it_came_from() -> None:
-    """Their tracebacks would stand before the one line that a user needs, which has their words."""
+FETCH = """
+def fetch() -> None:
+    try:
+        raise {cause}
+    except Exception as error:
+        raise InputError(f"cannot fetch it ({{error}}): give --weights FILE") from error
+"""
 
-    def fetch() -> None:
-        try:
-            raise OSError("no such host")
-        except OSError as error:
-            raise InputError(f"cannot fetch it ({error}): give --weights FILE") from error
 
+@pytest.mark.parametrize(
+    ("place", "cause", "is_alone"),
+    [
+        (SOURCES, "OSError('no such host')", True),
+        (SOURCES, "TypeError('a fault of ours')", False),
+        (Path(__file__), "OSError('of the loss that a user wrote')", False),
+    ],
+)
+def test_an_error_comes_alone_unless_code_is_at_fault(place: Path, cause: str, is_alone: bool) -> None:
+    """What the system refused is in the message; who has to mend code needs the line that failed."""
+    names: dict[str, Any] = {"InputError": InputError, "__name__": __name__}
+    exec(compile(FETCH.format(cause=cause), place / "x.py", "exec"), names)
     with pytest.raises(InputError, match="weights=") as caught:
-        public(fetch, "steadytrain")()
-    assert "no such host" not in "".join(traceback.format_exception(caught.value)).replace(str(caught.value), "")
+        public(names["fetch"], "steadytrain")()
+    assert (len(re.findall("Traceback", "".join(traceback.format_exception(caught.value)))) == 1) == is_alone
+
+
+def test_only_at_a_prompt_a_call_says_that_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may have a line open on the terminal, or a bar, that such a word would write over."""
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    call = public(nothing, "steadytrain")
+    call()
+    assert not terminal.getvalue()
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    call()
+    assert terminal.getvalue() == "working\r       \r"
+
+
+def nothing() -> None:
+    """Do nothing."""

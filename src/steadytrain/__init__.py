@@ -16,7 +16,6 @@ Importing this package imports no torch: each public name is loaded when it is f
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from types import FunctionType
@@ -107,7 +106,7 @@ def __getattr__(name: str) -> Any:
         import_module("steadytrain.reports.notebook").register()
     loads_torch = _PLACES[name].startswith(("training", "export")) and "torch" not in sys.modules
     calls = import_module("steadytrain.config.calls")
-    with calls.shown_meanwhile("loading torch") if loads_torch else nullcontext():
+    with calls.shown_meanwhile("loading torch", loads_torch):
         value = getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)
     if not isinstance(value, FunctionType):
         return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def test_a_terminal_sees_a_row_for_each_epoch(
     recipe = st.default_recipe(digits, {**QUICK, "every.log_steps": 1})
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     outcome = st.train(st.Run.create(tmp_path / "shown", recipe))
-    assert re.match(r"working\r\s*starting\r", terminal.getvalue()), "nothing is waited for without a word"
+    assert terminal.getvalue().startswith("\rstarting\r"), "nothing is waited for without a word"
     lines = [text for line in terminal.getvalue().splitlines() if (text := line.rpartition("\r")[2].strip())]
     rows = [line for line in lines if "validation loss" in line]
     assert len(rows) == 2 and rows[0].startswith("epoch 1") and rows[1].startswith("epoch 2 ")

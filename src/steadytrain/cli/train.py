@@ -759,8 +759,9 @@ def _train_visibly(
 ) -> int:
     """Train a run, unless it is finished; return the exit code. Of several ranks the first one prints.
 
-    SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM,
-    SIGUSR1, SIGUSR2, SIGHUP and a notice that the machine goes save and end with 75: the same command goes on.
+    SIGINT saves and ends with 130, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP and a notice that the machine goes save and end
+    with 75: the same command goes on. While data and model are opened there is nothing to save, and signals end it at
+    once.
 
     Args:
         run: the run to train.
@@ -825,6 +826,10 @@ def _train_visibly(
                     stop.signal = stop.signal or "SIGTERM"
                 case Ended():
                     code = EXIT_CODES[event.status]
+    if stop and not stop.saves:
+        if is_first:
+            print_next_commands(run, EXIT_CODES["preempted"])
+        raise SystemExit(EXIT_CODES["preempted"])
     if is_first:
         if not run.log_path().exists():
             raise StorageError(f"{run.log_path()} was removed while the run trained: run the same command again")

@@ -118,9 +118,10 @@ def watch_process(
 
 
 def _watch_command(command: Sequence[str], seconds: float | None, json: bool) -> int:
+    name = " ".join(command)  # told before it starts: from then on the terminal is its own
+    note_on_terminal(f"watching process {shorten_name(f'({name})', 40)}; the verdict comes when it ends")
     with started_command(command, stdout=sys.stderr.fileno() if json else None) as process:
-        history = ProcessHistory(process.pid, " ".join(command), settles=True)
-        note_on_terminal(f"watching process {shorten_name(history.name, 40)}; the verdict comes when it ends")
+        history = ProcessHistory(process.pid, name, settles=True)
         with contextlib.suppress(InputError), Sampler(process.pid) as sampler:  # it may have ended already
             while not history.is_over(seconds):
                 try:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache, wraps
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 from steadytrain.config.defaults import apply_changes, usual_recipe
@@ -23,6 +26,8 @@ _COMMAND = re.compile(rf"\bsteady ([a-z]+)((?: (?:--?[a-z][a-z-]*|{_VALUE}))*)")
 _WORD = re.compile(rf" (--?[a-z][a-z-]*|{_VALUE})")
 _CALLS = {name: name for name in ("train", "finetune", "evaluate", "predict", "report")} | {"resume": "train"}
 _MOST_PLACES = {"evaluate": 2, "predict": 2}
+_LIBRARIES = ("<frozen ", str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+"""How the files of code begin that is no user's own."""
 _LOOKS_LIKE_VALUE = re.compile(r"[\d.]+(e-?\d+)?|.*[/'\"].*|.+\.\w+|[A-Z_.]+|\w+[:+,]\S+")
 
 
@@ -64,7 +69,9 @@ def public(function: F, module: str) -> F:
             yield
         except SteadyError as error:
             error.args = (in_python(str(error), names), *error.args[1:])
-            raise error from None  # what it came from is in the message, and would stand before it
+            if _says_its_causes(error):
+                error.__cause__, error.__suppress_context__ = None, True
+            raise
 
     def in_turn(stream: Iterator[Any]) -> Iterator[Any]:
         with in_words_of_python():
@@ -72,8 +79,9 @@ def public(function: F, module: str) -> F:
 
     @wraps(call)
     def translating(*args: Any, **kwargs: Any) -> Any:
-        is_silent = kwargs.get("progress") is False
-        with in_words_of_python(), nullcontext() if is_silent else shown_meanwhile("working"):
+        # Only at a prompt: a program may have a line of its own open on the terminal, or a bar.
+        is_wanted = hasattr(sys, "ps1") and kwargs.get("progress") is not False
+        with in_words_of_python(), shown_meanwhile("working", is_wanted):
             result = call(*args, **kwargs)
         if inspect.isgenerator(stream := getattr(result, "stream", None)):
             result.stream = in_turn(stream)
@@ -86,17 +94,27 @@ def public(function: F, module: str) -> F:
     return translating  # type: ignore[return-value]
 
 
+def _says_its_causes(error: BaseException) -> bool:
+    """Return whether all that an error came from was a refusal of ours or the system's, which its message has."""
+    while cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
+        files = [frame.f_code.co_filename for frame, _ in walk_tb(cause.__traceback__)]
+        if not isinstance(cause, SteadyError | OSError) or not all(file.startswith(_LIBRARIES) for file in files):
+            return False  # a fault of code, a user's own maybe
+        error = cause
+    return True
+
+
 @contextmanager
-def shown_meanwhile(text: str) -> Iterator[None]:
+def shown_meanwhile(text: str, is_wanted: bool = True) -> Iterator[None]:
     """Show on a terminal, and nowhere else, what is waited for; any other line takes its place."""
-    is_shown = sys.stderr is not None and sys.stderr.isatty()
-    if is_shown:
-        print(text, end="\r", file=sys.stderr, flush=True)
+    stream = sys.stderr if is_wanted and getattr(sys.stderr, "isatty", bool)() else None
+    if stream is not None:
+        print(text, end="\r", file=stream, flush=True)
     try:
         yield
     finally:
-        if is_shown:
-            print(" " * len(text), end="\r", file=sys.stderr, flush=True)
+        if stream is not None:
+            print(" " * len(text), end="\r", file=stream, flush=True)
 
 
 def in_python(message: str, names: frozenset[str] | set[str] = frozenset(FLAGS)) -> str:

@@ -385,7 +385,7 @@ class StopRequest:
     Attributes:
         signal: the name of the signal, or None.
         heard: the same, known at once, while one operation of the main thread takes long.
-        saves: whether there is something to save: until there is, SIGINT interrupts at once.
+        saves: whether there is something to save: until there is, a request interrupts at once.
         is_probing: returns whether the work of now ends without being saved, as that of a probe does.
         last_words: called before the process is ended from outside of the main thread.
     """
@@ -408,6 +408,7 @@ class StopRequest:
 def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[StopRequest]:
     """Turn the first SIGINT, SIGTERM, SIGUSR1, SIGUSR2 or SIGHUP into a request that the loop sees at its next step.
 
+    Until ``saves`` a request ends the block, without an error unless it was SIGINT.
     SIGHUP says that the terminal is gone: what is printed afterwards goes nowhere. It stays ignored where it was,
     as ``nohup`` has it. A second SIGINT interrupts at once. Outside the main thread no handler can be set and none is.
     Children do not inherit it: the handler acts only in the process that set it.
@@ -432,12 +433,14 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
             if callable(interrupt := before["SIGINT"]):
                 interrupt(number, frame)
             raise KeyboardInterrupt
-        stop.signal = signal.Signals(number).name
+        is_first, stop.signal = stop.signal is None, signal.Signals(number).name
         if stop.signal == "SIGHUP":
             null = open_descriptor(os.devnull, os.O_RDWR)  # writing to a terminal that is gone raises an error
             for terminal in terminals:
                 os.dup2(null, terminal)
             os.close(null)
+        if not stop.saves and is_first:
+            raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -452,6 +455,9 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
     listener.start()
     try:
         yield stop
+    except KeyboardInterrupt:
+        if stop.saves or not stop:
+            raise
     finally:
         is_over.set()
         for name, handler in before.items():

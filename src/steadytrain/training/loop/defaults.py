@@ -16,7 +16,7 @@ from torch import nn
 
 from steadytrain import models
 from steadytrain.config import Precision, Recipe
-from steadytrain.config.calls import in_python
+from steadytrain.config.calls import in_python, shown_meanwhile
 from steadytrain.config.defaults import (
     FEW_IMAGES,
     FINETUNED_MODELS,
@@ -314,7 +314,8 @@ def _begin(
         if out is not None:
             print(message, file=out, flush=True)
 
-    choice = _choose(data, chosen, finetune=finetune, say=lambda message: (say or show)(in_python(message)))
+    with shown_meanwhile("reading", out is not None):
+        choice = _choose(data, chosen, finetune=finetune, say=lambda message: (say or show)(in_python(message)))
     with closing(choice.opened):
         recipe = choice.recipe()
         created = Run.create(default_folder(recipe) if run is None else run, recipe)
