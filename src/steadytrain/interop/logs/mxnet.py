@@ -50,10 +50,11 @@ NO_MEMORY = r"(?<!CUDA )out of memory|_ALLOC_FAILED|Memory allocation failed"  #
 # What is no part of a worker's name in front of a line: clocks and dates of any country, seconds since a start, levels.
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
 _NO_NAME = re.compile(
-    r"(?<![\d.])\d{1,4}([-/.])\d{1,2}\1\d{1,4}(?![\d.])T?|(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?"
-    r"(?:Z\b|[+-]\d\d:?\d\d\b)?|(?<![\d.])\d+\.\d+(?![\d.])|\b\d{9,}\b|"
+    r"(?:\d{4}-\d\d-\d\d[ T]|\b)\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z\b|[+-]\d\d:?\d\d\b)?|"
+    # Numbers that begin within a word may be of a host: ip-10-0-1-5, 10.0.0.1:9091, node1.2.
+    r"(?<![\w.-])(?:\d{1,4}([-/.])\d{1,2}\1\d{1,4}(?![\d.-])|\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?|\d+\.\d+(?![\d.])|\d{9,}\b)|"
     rf"\b{_MONTH}[ -]+\d{{1,2}}\b|\b\d{{1,2}}[ -]{_MONTH}\b|"
-    r"\b(?:INFO|DEBUG|WARNING|ERROR|root|[AP]M|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}|[IWEF]\d{4})\b|[^\w.-]+"
+    r"\b(?:INFO|DEBUG|WARNING|ERROR|root|[AP]M|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)(?:[a-z]*day)?|[IWEF]\d{4})\b|[^\w.-]+"
 )
 _ESTIMATOR = re.compile(
     r"\[Epoch (\d{1,7})\](?: [Bb]egin, current learning rate: (\S+)|"
