@@ -527,3 +527,12 @@ def test_addresses_and_ranks_are_names_of_workers(tmp_path: Path) -> None:
 def test_two_runs_of_two_epochs_without_arguments_are_two(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(_stamped("INFO:root:", "", "") + _stamped("INFO:root:", "", ""))
     assert [(run.num_workers, len(run.epochs)) for run in read_log(tmp_path / "a.log")] == [(1, 2), (1, 2)]
+
+
+def test_asynchronous_workers_without_names_stay_one_run(tmp_path: Path) -> None:
+    """The slow one is in the first epoch when the other has ended the second."""
+    epochs = _stamped("INFO:root:", "", "")
+    slow = "INFO:root:Epoch[0] Train-accuracy=0.2\nINFO:root:Epoch[0] Time cost=90.000\n"
+    lines = epochs.splitlines(keepends=True)
+    (tmp_path / "a.log").write_text("".join([*lines[:4], slow.splitlines(keepends=True)[0], *lines[4:], slow]))
+    assert [len(run.epochs) for run in read_log(tmp_path / "a.log")] == [2]

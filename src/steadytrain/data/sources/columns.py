@@ -48,6 +48,7 @@ _MEASURES = re.compile(
 )
 _FOLDER = re.compile(r"[^./\\][/\\][^/\\]+$")  # the end of a path that has one
 _STORES = ("gs", "s3", "s3a", "az", "abfs", "abfss", "wasbs", "oss", "obs", "cos", "hdfs")
+_Body = Sequence[Sequence[str]]  # cells of the rows below the header
 _MOST_PIXELS = 16
 _FEW = 3  # values of a column that may tell the splits in other words than those known
 _TRUTHS = {"true": "1", "false": "0"}
@@ -279,12 +280,7 @@ def _place_of(flag: str, name: str, names: Sequence[str], width: int) -> int:
 
 
 def _find_path(
-    names: Sequence[str],
-    body: Sequence[Sequence[str]],
-    width: int,
-    taken: set[int],
-    inner: set[int],
-    is_file: Callable[[str], bool],
+    names: Sequence[str], body: _Body, width: int, taken: set[int], inner: set[int], is_file: Callable[[str], bool]
 ) -> int:
     header = [plain(name) for name in names]
     free = [place for place in range(width) if place not in taken]
@@ -382,13 +378,7 @@ def _require_splits(subject: str, name: str, lines: Mapping[str, int], meanings:
 
 
 def _find_labels(
-    names: Sequence[str],
-    body: Sequence[Sequence[str]],
-    left: Sequence[int],
-    inner: set[int],
-    path: int,
-    width: int,
-    trained: str,
+    names: Sequence[str], body: _Body, left: Sequence[int], inner: set[int], path: int, width: int, trained: str
 ) -> tuple[int, ...]:
     """Find the columns of labels; none where folders are the classes.
 

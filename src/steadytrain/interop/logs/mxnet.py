@@ -214,20 +214,21 @@ class MXNetLines:
         """Return the worker that wrote a line, in the run that the line belongs to.
 
         A worker with a name goes from epoch to epoch: what does not is another run. Several without names may be in
-        different epochs: another run is one that is back at the first epoch after the second was over.
+        different epochs: another run is one that is back at the first epoch after the second is over, or the third
+        begun.
         """
         worker = self._workers.setdefault(name, _Worker(len(self._readings) - 1))
         reading = self._readings[worker.run]
         if is_training and worker.epoch >= 0:
             first, last = reading.first, reading.newest
             newest = reading.run.epochs.get(last, LogEpoch(last))
-            is_later = first <= last - 2 or bool(newest.seconds and newest.val and first < last)
+            is_over = bool(newest.seconds and newest.val) and not reading.overlaps  # asynchronous workers go on
             if name:
                 again = epoch < worker.epoch or epoch > worker.epoch + MOST_MISSING
                 again = again or (epoch == worker.epoch and worker.is_timed)
             else:
                 again = epoch > last + MOST_MISSING or (epoch <= last and bool(self._start))
-                again = again or (epoch == first and is_later)
+                again = again or epoch == first <= last - (1 if is_over else 2)
             if again and self._start and first < epoch <= last:
                 reading.run.drop_from(epoch)
                 reading.newest = epoch - 1

@@ -151,7 +151,7 @@ class Table(_Rows):
         self._names = list(names)
         self._delimiter = delimiter
         unnamed = "val" if format in ("fastai", "Ultralytics") else ""  # their metrics are of the validation images
-        known = [(i, what) for i, name in enumerate(names) if (what := meaning(name)) is not None]
+        known = ((i, what) for i, name in enumerate(names) if (what := meaning(name)))
         self._columns = [(i, (what[0] or unnamed, *what[1:])) for i, what in known]
         self._epoch = self._names.index("epoch")
         self._step = self._names.index("step") if "step" in self._names else -1
@@ -164,14 +164,10 @@ class Table(_Rows):
             names = [name.strip().strip('"') for name in line.split(delimiter)]
             known = [name for name in names if meaning(name)]
             if "epoch" in names and known and "run" not in names:  # a report of ours names runs
-                formats = {
-                    "timm": any(name.startswith("eval_") for name in names),
-                    "Lightning": "step" in names,
-                    "Ultralytics": any(name.startswith("metrics/") for name in names),
-                    "fastai": {"train_loss", "valid_loss"} <= set(names),
-                    "Keras": True,
-                }
-                return Table(names, delimiter, next(name for name, is_it in formats.items() if is_it))
+                formats = {",eval_": "timm", ",step,": "Lightning", ",metrics/": "Ultralytics"}
+                usual = "fastai" if {"train_loss", "valid_loss"} <= set(names) else "Keras"
+                joined = f",{','.join(names)},"
+                return Table(names, delimiter, next((f for mark, f in formats.items() if mark in joined), usual))
         return None
 
     def take(self, line: str) -> bool:
