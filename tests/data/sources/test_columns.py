@@ -551,3 +551,13 @@ def test_a_key_that_the_first_object_lacks_is_a_column(read: Read) -> None:
     rows = [{"image": f"{name}.png"} | ({"label": "x"} if n else {}) for n, name in enumerate(NAMES)]
     with pytest.raises(DataError, match="line 1: the label is empty"):
         read("".join(f"{json.dumps(row)}\n" for row in rows), name="a.jsonl")
+
+
+def test_values_in_objects_of_json_lines_are_no_labels_beside_others(read: Read) -> None:
+    for flat in ({"kind": "x"}, {"cat": 1, "dog": 0}):
+        rows = [
+            {"photo": f"{name}.png", **flat, "raw": {"file": f"{n}.png", "score": n}} for n, name in enumerate(NAMES)
+        ]
+        rows[0] |= {"kind": "y"} if "kind" in flat else {"cat": 0}
+        [listing] = read("".join(f"{json.dumps(row)}\n" for row in rows), name="a.jsonl")
+        assert listing.labels.tolist() == ([1, 0, 0, 0] if "kind" in flat else [[0, 0], [1, 0], [1, 0], [1, 0]])

@@ -776,3 +776,17 @@ def test_archives_of_two_splits_are_never_classes(tmp_path: Path) -> None:
         _tar(_images("1.jpg", "2.jpg"), tmp_path / "set" / stem)
     with pytest.raises(DataError, match="holds classes that the class list lacks"):
         found(tmp_path / "set", tmp_path / "scratch")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["cat/1.jpg", "cat/dog/2.jpg", "dog/3.jpg"],
+        ["0/1/a.jpg", "0/2/b.jpg", "1/3/c.jpg", "2/d.jpg", "3/e.jpg", "4/f.jpg"],
+        ["1/2/a.jpg", "2/1/b.jpg", "3/1/c.jpg"],
+    ],
+)
+def test_groups_in_classes_may_be_called_as_some_classes_are(tmp_path: Path, names: list[str]) -> None:
+    files = _images(*names)
+    [listing] = found(_folder(files, tmp_path / "set"), tmp_path / "scratch")
+    assert _labels([listing], files) == {"": {name: name.partition("/")[0] for name in names}}

@@ -554,6 +554,7 @@ def test_the_code_page_of_a_table_is_asked_for_and_the_command_works(read: Read,
     for text, code_page in [
         ("path,label\na.jpg,猫\nb.jpg,狗\n", "gbk"),
         ("path,label\na.jpg,Käfer\nb.jpg,dog\n", "cp1252"),
+        ("path,label\n" + "a.jpg,dog\n" * 2000 + "b.jpg,Käfer\n", "cp1252"),
     ]:
         with pytest.raises(DataError, match=r"gbk: .*cp1252: ") as refused:
             read(text.encode(code_page))

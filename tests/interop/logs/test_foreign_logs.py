@@ -529,3 +529,24 @@ def test_what_fastai_and_ultralytics_evaluate_is_validation(tmp_path: Path) -> N
         assert [run.epochs[e].mean("val", "loss") for e in (0, 1)] == [1.25, 1.1]
         assert [run.epochs[e].mean("train", "loss") for e in (0, 1)] == [1.5, 1.3]
         assert math.isnan(run.epochs[0].mean("train", "top1"))
+
+
+def test_a_columns_name_that_begins_as_another_tools_does_not_change_the_tool(tmp_path: Path) -> None:
+    tables = {
+        "Keras": "epoch,accuracy,loss,step_time\n0,0.5,1.5,0.1\n",
+        "Lightning": "epoch,step,metrics/accuracy\n1,10,0.5\n",
+    }
+    for tool, text in tables.items():
+        [run] = read(tmp_path, text, f"{tool}.csv")
+        assert (run.format, [facts.train["top1"] for facts in run.epochs.values()]) == (tool, [[0.5]])
+        assert list(run.epochs) == [int(tool == "Lightning")]
+
+
+def test_errors_in_percents_are_accuracies(tmp_path: Path) -> None:
+    [run] = read(tmp_path, "epoch,train_loss,val_error_rate\n0,1.2,45.0\n1,1.0,0.5\n", "a.csv")
+    assert [run.epochs[e].mean("val", "top1") for e in (0, 1)] == pytest.approx([0.55, 0.995])
+
+
+def test_a_row_in_json_may_have_a_message(tmp_path: Path) -> None:
+    [run] = read(tmp_path, '{"epoch": 0, "train_loss": 1.5, "test_acc1": 50.0, "message": "saved"}\n', "log.txt")
+    assert run.epochs[0].val["top1"] == [0.5]

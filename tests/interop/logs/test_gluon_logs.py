@@ -509,12 +509,30 @@ def test_clocks_of_any_country_are_no_names_of_workers(tmp_path: Path, text: str
 
 
 def test_addresses_and_ranks_are_names_of_workers(tmp_path: Path) -> None:
-    for number, names in enumerate((("10.0.0.1: ", "10.0.0.2: "), ("[1,0]<stderr>:", "[1,1]<stderr>:"))):
+    pairs = [
+        ("10.0.0.1: ", "10.0.0.2: "),
+        ("10.0.0.1:9091 ", "10.0.0.2:9091 "),
+        ("[1,0]<stderr>:", "[1,1]<stderr>:"),
+        ("ip-10-0-1-5: ", "ip-10-0-2-5: "),
+        ("node-1.4: ", "node-1.5: "),
+        ("vm-0123456789: ", "vm-0123456788: "),
+        ("Saturn: ", "Sunny: "),
+    ]
+    for number, names in enumerate(pairs):
         path = tmp_path / f"{number}.log"
         path.write_text("".join(_stamped(name, "", "") for name in names))
-        assert [run.num_workers for run in read_log(path)] == [2]
+        assert [run.num_workers for run in read_log(path)] == [2], names
 
 
 def test_two_runs_of_two_epochs_without_arguments_are_two(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(_stamped("INFO:root:", "", "") + _stamped("INFO:root:", "", ""))
     assert [(run.num_workers, len(run.epochs)) for run in read_log(tmp_path / "a.log")] == [(1, 2), (1, 2)]
+
+
+def test_asynchronous_workers_without_names_stay_one_run(tmp_path: Path) -> None:
+    """The slow one is in the first epoch when the other has ended the second."""
+    epochs = _stamped("INFO:root:", "", "")
+    slow = "INFO:root:Epoch[0] Train-accuracy=0.2\nINFO:root:Epoch[0] Time cost=90.000\n"
+    lines = epochs.splitlines(keepends=True)
+    (tmp_path / "a.log").write_text("".join([*lines[:4], slow.splitlines(keepends=True)[0], *lines[4:], slow]))
+    assert [len(run.epochs) for run in read_log(tmp_path / "a.log")] == [2]

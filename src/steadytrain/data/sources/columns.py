@@ -48,6 +48,7 @@ _MEASURES = re.compile(
 )
 _FOLDER = re.compile(r"[^./\\][/\\][^/\\]+$")  # the end of a path that has one
 _STORES = ("gs", "s3", "s3a", "az", "abfs", "abfss", "wasbs", "oss", "obs", "cos", "hdfs")
+_Body = Sequence[Sequence[str]]  # cells of the rows below the header
 _MOST_PIXELS = 16
 _FEW = 3  # values of a column that may tell the splits in other words than those known
 _TRUTHS = {"true": "1", "false": "0"}
@@ -216,8 +217,9 @@ def find_columns(
     if len({*chosen.values(), *labels}) < len(chosen) + len(labels):
         raise DataError("two options, or --label-column twice, name the same column: name each column once")
     path = chosen.get("--path-column")
+    inner = {place for place, name in enumerate(names) if is_headed and "." in name}  # of objects in JSON's objects
     if path is None:
-        path = _find_path(names, body, width, {*chosen.values(), *labels}, is_file)
+        path = _find_path(names, body, width, {*chosen.values(), *labels}, inner, is_file)
     group_place = None if group is None else _place_of("--group-by", group, names, width)
     left = [place for place in range(width) if place not in {path, group_place, *labels}]
     split = chosen.get("--split-column")
@@ -230,7 +232,7 @@ def find_columns(
         split = _find_split(names, lines, labels, named.trained)
     left = [place for place in left if place != split]
     if not labels:
-        labels = _find_labels(names, body, left, path, width, named.trained)
+        labels = _find_labels(names, body, left, inner, path, width, named.trained)
     header = [plain(name) for name in names]
     twice = [name for place, name in enumerate(header) if place in labels and header.count(name) > 1 and name]
     if twice and not named.labels:
@@ -278,7 +280,7 @@ def _place_of(flag: str, name: str, names: Sequence[str], width: int) -> int:
 
 
 def _find_path(
-    names: Sequence[str], body: Sequence[Sequence[str]], width: int, taken: set[int], is_file: Callable[[str], bool]
+    names: Sequence[str], body: _Body, width: int, taken: set[int], inner: set[int], is_file: Callable[[str], bool]
 ) -> int:
     header = [plain(name) for name in names]
     free = [place for place in range(width) if place not in taken]
@@ -286,12 +288,13 @@ def _find_path(
     if known := [header.index(name) for name in PATHS if name in header and header.index(name) in free]:
         return next((place for place in known if images[place]), known[0])
     if any(images):
-        if len(likely := [place for place in free if images[place] == max(images)]) > 1:
+        likely = [place for place in free if images[place] == max(images)]
+        if len(likely := [place for place in likely if place not in inner] or likely) > 1:
             raise DataError(
                 f"{len(likely)} columns hold names of images: say which one is the path with --path-column (the"
                 f" columns: {list_columns(names, width)})"
             )
-        return images.index(max(images))
+        return likely[0]
     if files := [place for place in free if body and any(is_file(row[place]) for row in body[:_MOST_PIXELS])]:
         return files[0]
     what = "no column of image paths: name one 'path', or say which it is with --path-column"
@@ -375,13 +378,14 @@ def _require_splits(subject: str, name: str, lines: Mapping[str, int], meanings:
 
 
 def _find_labels(
-    names: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[int], path: int, width: int, trained: str
+    names: Sequence[str], body: _Body, left: Sequence[int], inner: set[int], path: int, width: int, trained: str
 ) -> tuple[int, ...]:
     """Find the columns of labels; none where folders are the classes.
 
     A name that says so decides, the training set's first. Of other columns one alone is the label, and several are
-    where all hold numbers (without names zeros and ones: they could be anything). Then comes a numbering whose numbers
-    come again, as that of classes does, and then the folders of the images. All else is asked about.
+    where all hold numbers (without names zeros and ones: they could be anything); ``inner`` ones count where there are
+    no others. Then comes a numbering whose numbers come again, as that of classes does, and then the folders of the
+    images. All else is asked about.
     """
     header = [plain(name) for name in names] or [""] * width
     if known := [place for name in (trained, *LABELS) for place in left if name and header[place] == name]:
@@ -395,6 +399,7 @@ def _find_labels(
     others = [place for place in left if not are_images[place] and not _MEASURES.fullmatch(header[place])]
     numberings = [place for place in others if names and header[place] in _NUMBERING]
     others = [place for place in others if place not in numberings]
+    others = [place for place in others if place not in inner] or others
     is_label = _is_number if names else _is_truth
     if len(others) == 1 or (others and body and all(is_label(row[place]) for row in body for place in others)):
         return tuple(others)

@@ -230,9 +230,7 @@ def list_tree(
             say(f"{root}: {name}, which holds folders of the classes' names, is no class, but the {split} set")
     if "val" in splits and _sort_by_annotations(splits["val"], files, root) and "test" in splits:
         splits["val"].others += rows_in_order(splits.pop("test"), files)
-    if (
-        "test" in paths and "test" in splits and flat_folder(look, paths["test"]) is not None
-    ):  # of a contest: its images have no labels
+    if "test" in paths.keys() & splits and flat_folder(look, paths["test"]) is not None:  # a contest's: without labels
         splits["train"].others += rows_in_order(splits.pop("test"), files)
     listings: list[Listing] = []
     kept: set[str] = set()  # that are classes by one of the splits

@@ -255,8 +255,9 @@ def splits_beside_classes(
 ) -> dict[str, str]:
     """Find the folders of splits that lie beside the folders of classes: ``cat``, ``dog`` and ``test/cat``.
 
-    Most folders in such a one have names of those beside it. ``inside`` has the folders in each folder; of ``classes``
-    one is a class. Raises DataError for two folders of one split, and where no word tells which split it is.
+    Most folders in such a one have names of those beside it: of most of these, where its own name is no split's.
+    ``inside`` has the folders in each folder; of ``classes`` one is a class. Raises DataError for two folders of one
+    split, and where no word tells which split it is.
     """
     names = {name.strip().casefold() for name in inside}
     splits = folder_splits([name for name in inside if name not in classes])
@@ -265,7 +266,8 @@ def splits_beside_classes(
         split = splits.get(name, "")
         held = look(path := _unwrap(look, name)).folders if split else inside[path := name]
         others = names - {name.strip().casefold()}
-        if 2 * sum(inner.strip().casefold() in others for inner in held) <= len(held):
+        least = len(held) if split else max(2, len(held), len(others))  # groups in classes 0 to 9 have numbers, too
+        if 2 * sum(inner.strip().casefold() in others for inner in held) <= least:
             if split in ("val", "test") and not held and name.casefold() not in ("valid", "dev"):
                 say(f"warning: {where}: {name} is read as a class: if it holds images of all classes, move it out")
         elif split in ("", "train") or beside.setdefault(split, path) != path:

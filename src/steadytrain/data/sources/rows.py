@@ -230,12 +230,11 @@ def read_text(stored_at: Path, path: Path) -> Iterator[str]:
                 is_hint = number == 1 and line[:4].lower() == "sep=" and len(line.strip()) < 6  # Excel's
                 yield "\n" if is_hint else line
     except UnicodeDecodeError as error:
-        with stored_at.open("rb") as start:
-            lines_of_bytes = start.read(_LONGEST_LINE).splitlines()
-        shown, form = "its first bytes are a mark of UTF-16", "UTF-16"
-        if lines_of_bytes[0][:2] not in (b"\xff\xfe", b"\xfe\xff"):
-            shown, form = readings(lines_of_bytes[:_SAMPLE_LINES])
-            form = "cp1252" if re.search(rb"[A-Za-z][\x80-\xff][a-z]", b"\n".join(lines_of_bytes)) else form
+        shown, form, data = "its first bytes are a mark of UTF-16", "UTF-16", error.object
+        if data[:2] not in (b"\xff\xfe", b"\xfe\xff"):
+            lines_of_bytes = data[data.rfind(b"\n", 0, error.start) + 1 :].splitlines()
+            shown, form = readings(lines_of_bytes[:-1] or lines_of_bytes)  # the last one may be cut
+            form = "cp1252" if re.search(rb"[A-Za-z][\x80-\xff][a-z]", data) else form
         copy = path.with_name(f"{path.stem}-utf8{path.suffix}")
         raise DataError(
             f"{path} is not UTF-8 text ({error.object[error.start]:#04x} found; {shown}): save it as UTF-8, or, with"

@@ -50,10 +50,11 @@ NO_MEMORY = r"(?<!CUDA )out of memory|_ALLOC_FAILED|Memory allocation failed"  #
 # What is no part of a worker's name in front of a line: clocks and dates of any country, seconds since a start, levels.
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
 _NO_NAME = re.compile(
-    r"(?<![\d.])\d{1,4}([-/.])\d{1,2}\1\d{1,4}(?![\d.])T?|(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?"
-    r"(?:Z\b|[+-]\d\d:?\d\d\b)?|(?<![\d.])\d+\.\d+(?![\d.])|\b\d{9,}\b|"
+    r"(?:\d{4}-\d\d-\d\d[ T]|\b)\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z\b|[+-]\d\d:?\d\d\b)?|"
+    # Numbers that begin within a word may be of a host: ip-10-0-1-5, 10.0.0.1:9091, node1.2.
+    r"(?<![\w.-])(?:\d{1,4}([-/.])\d{1,2}\1\d{1,4}(?![\d.-])|\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?|\d+\.\d+(?![\d.])|\d{9,}\b)|"
     rf"\b{_MONTH}[ -]+\d{{1,2}}\b|\b\d{{1,2}}[ -]{_MONTH}\b|"
-    r"\b(?:INFO|DEBUG|WARNING|ERROR|root|[AP]M|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}|[IWEF]\d{4})\b|[^\w.-]+"
+    r"\b(?:INFO|DEBUG|WARNING|ERROR|root|[AP]M|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)(?:[a-z]*day)?|[IWEF]\d{4})\b|[^\w.-]+"
 )
 _ESTIMATOR = re.compile(
     r"\[Epoch (\d{1,7})\](?: [Bb]egin, current learning rate: (\S+)|"
@@ -213,20 +214,21 @@ class MXNetLines:
         """Return the worker that wrote a line, in the run that the line belongs to.
 
         A worker with a name goes from epoch to epoch: what does not is another run. Several without names may be in
-        different epochs: another run is one that is back at the first epoch after the second was over.
+        different epochs: another run is one that is back at the first epoch after the second is over, or the third
+        begun.
         """
         worker = self._workers.setdefault(name, _Worker(len(self._readings) - 1))
         reading = self._readings[worker.run]
         if is_training and worker.epoch >= 0:
             first, last = reading.first, reading.newest
             newest = reading.run.epochs.get(last, LogEpoch(last))
-            is_later = first <= last - 2 or bool(newest.seconds and newest.val and first < last)
+            is_over = bool(newest.seconds and newest.val) and not reading.overlaps  # asynchronous workers go on
             if name:
                 again = epoch < worker.epoch or epoch > worker.epoch + MOST_MISSING
                 again = again or (epoch == worker.epoch and worker.is_timed)
             else:
                 again = epoch > last + MOST_MISSING or (epoch <= last and bool(self._start))
-                again = again or (epoch == first and is_later)
+                again = again or epoch == first <= last - (1 if is_over else 2)
             if again and self._start and first < epoch <= last:
                 reading.run.drop_from(epoch)
                 reading.newest = epoch - 1

@@ -225,8 +225,9 @@ def _without_cut_figure(line: str, before: Sequence[str]) -> str:
 def _cleaned(line: str) -> str:
     line = line[:MAX_LINE]
     document = parse_json(line) if line.startswith("{") else None
-    if isinstance(document, dict) and (keys := [key for key in _MESSAGES if isinstance(document.get(key), str)]):
-        line = f"{document.get('time', '')} {document[keys[0]].rstrip()}".lstrip()
+    if isinstance(document, dict) and "epoch" not in document:  # which is a table's row
+        messages = [text for key in _MESSAGES if isinstance(text := document.get(key), str)]
+        line = f"{document.get('time', '')} {messages[0].rstrip()}".lstrip() if messages else line
     line = line.replace("#011", "\t")  # as syslog writes a tab
     return _TERMINAL.sub("", line) if "\x1b" in line else line
 

@@ -45,8 +45,7 @@ def meaning(name: str) -> Meaning | None:
     if words and words[0] == "lr":
         return "", "lr", ""
     per = words.pop() if words and words[-1] in ("step", "epoch") and len(words) > 1 else ""
-    unnamed = "val" if "metrics" in words else ""  # as Ultralytics writes what it evaluates
-    phase = "val" if VAL & set(words) else "train" if TRAIN & set(words) else unnamed
+    phase = "val" if VAL & set(words) else "train" if TRAIN & set(words) else ""
     figure = FIGURES.get(tuple(word for word in words if word not in VAL | TRAIN | {"metrics"}))
     return (phase, figure, per) if figure else None
 
@@ -71,11 +70,11 @@ class _TableRun:
             self.steps[epoch] = max(step, self.steps.get(epoch, 0.0))
         for what, value in figures:
             phase, figure, per = what
-            if figure in ("top1", "top5"):
+            if figure in ("top1", "top5", "error"):
                 self.largest_score = max(self.largest_score, value)
             num, total, _ = self.columns.get((epoch, what), (0, 0.0, NAN))
             self.columns[epoch, what] = num + 1, total + value, value
-            if has_step and phase != "val" and per != "epoch" and figure != "top5":
+            if has_step and phase != "val" and per != "epoch" and figure not in ("top5", "error"):
                 if self._point is None or (self._point.epoch, self._point.batch) != (epoch, step + 1):
                     self._point = self.run.add_point(LogPoint(epoch, step + 1))
                 setattr(self._point, figure, value)
@@ -95,7 +94,8 @@ class _TableRun:
         for (epoch, (phase, figure, per)), (num, total, newest) in self.columns.items():
             facts = run.epoch(epoch)
             value = newest if phase == "val" or per == "epoch" or figure == "lr" else total / num
-            value = fraction(value, percents=percents) if figure in ("top1", "top5") else value
+            value = fraction(value, percents=percents) if figure in ("top1", "top5", "error") else value
+            figure, value = ("top1", 1 - value) if figure == "error" else (figure, value)
             if figure == "lr":
                 if epoch not in self.steps:
                     run.add_point(LogPoint(epoch, 1.0, lr=value))
@@ -150,8 +150,8 @@ class Table(_Rows):
         super().__init__(format)
         self._names = list(names)
         self._delimiter = delimiter
-        unnamed = "val" if format == "fastai" else ""  # its metrics are of the validation images
-        known = [(i, what) for i, name in enumerate(names) if (what := meaning(name)) is not None]
+        unnamed = "val" if format in ("fastai", "Ultralytics") else ""  # their metrics are of the validation images
+        known = ((i, what) for i, name in enumerate(names) if (what := meaning(name)))
         self._columns = [(i, (what[0] or unnamed, *what[1:])) for i, what in known]
         self._epoch = self._names.index("epoch")
         self._step = self._names.index("step") if "step" in self._names else -1
@@ -164,10 +164,10 @@ class Table(_Rows):
             names = [name.strip().strip('"') for name in line.split(delimiter)]
             known = [name for name in names if meaning(name)]
             if "epoch" in names and known and "run" not in names:  # a report of ours names runs
-                formats = {"eval_": "timm", "metrics/": "Ultralytics", "step": "Lightning"}
+                formats = {",eval_": "timm", ",step,": "Lightning", ",metrics/": "Ultralytics"}
                 usual = "fastai" if {"train_loss", "valid_loss"} <= set(names) else "Keras"
-                named = (f for start, f in formats.items() if any(name.startswith(start) for name in names))
-                return Table(names, delimiter, next(named, usual))
+                joined = f",{','.join(names)},"
+                return Table(names, delimiter, next((f for mark, f in formats.items() if mark in joined), usual))
         return None
 
     def take(self, line: str) -> bool:
@@ -181,7 +181,6 @@ class Table(_Rows):
             return True
         self.num_lines += 1
         figures = [(kind, value) for i, kind in self._columns if cells[i] and not math.isnan(value := number(cells[i]))]
-        figures = [((k[0], "top1", k[2]), 1 - value) if k[1] == "error" else (k, value) for k, value in figures]
         step = number(cells[self._step]) if self._step >= 0 else NAN
         epoch = number(cells[self._epoch])
         self._counts_from_one |= self.num_lines == 1 and epoch == 1 and self._format == "Ultralytics"

@@ -559,7 +559,8 @@ def _resume(state: State, saved: dict[str, Any], run: Run, data: DataSets, notic
         counts = f"{data.num_train:,} training images" + (f", were {before:,}" if before is not None else "")
         raise RunError(
             f"{recipe.data.train} has changed since this run was started ({counts}; digest {data.train.digest[:12]},"
-            f" was {str(about['train_digest'])[:12]}): choose another --run folder, or put the old data back"
+            f" was {str(about['train_digest'])[:12]}): choose another --run folder, put the old data back, or, after an"
+            " update of steadytrain, resume with the old version"
         )
     state.load_state_dict(saved)
     if about.get("val_digest") != data.about()["val_digest"]:
