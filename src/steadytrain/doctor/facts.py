@@ -157,14 +157,9 @@ class Accelerators:
     ibverbs: bool | None = None
 
     @property
-    def numbered(self) -> tuple[tuple[int, Gpu], ...]:
-        """All GPUs with their numbers, as nvidia-smi counts."""
-        return tuple((at if gpu.index is None else gpu.index, gpu) for at, gpu in enumerate(self.gpus))
-
-    @property
     def visible(self) -> tuple[tuple[int, Gpu], ...]:
-        """The GPUs that CUDA shows to this process, with their numbers."""
-        return tuple((index, gpu) for index, gpu in self.numbered if gpu.visible)
+        """The GPUs that CUDA shows to this process, with their numbers, as nvidia-smi counts."""
+        return tuple((at if gpu.index is None else gpu.index, gpu) for at, gpu in enumerate(self.gpus) if gpu.visible)
 
     @property
     def names(self) -> str:

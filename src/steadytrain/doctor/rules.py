@@ -143,7 +143,6 @@ def gpu_slowed(facts: MachineFacts) -> Iterator[MachineFinding]:
             what = f"{name} has its clock set to {gpu.mhz} of {gpu.mhz_max} MHz"
             remedy = f"nvidia-smi -i {index} -rgc and -rac, unless it was set on purpose"
             yield warn(f"gpu-clock.{index}", what, "It computes slower in proportion.", remedy)
-
         if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
             what = f"{name} is connected by {gpu.pcie_width} of {gpu.pcie_width_max} PCIe lanes"
             why = "Batches take longer to reach it; that matters for small models with many images per second."
@@ -365,24 +364,20 @@ def _is_on(value: str) -> bool:
     return value.strip().lower() in ("1", "true", "on", "yes")
 
 
-def _is_set(value: str) -> bool:
-    return bool(value.strip())
-
-
 # Variables that cost something: the name, for which values, how bad that is, and why.
-VARIABLES: tuple[tuple[str, Callable[[str], bool], Grade, str], ...] = (
+VARIABLES: tuple[tuple[str, Callable[[str], object], Grade, str], ...] = (
     ("CUDA_LAUNCH_BLOCKING", _is_on, "warn", "Each GPU operation waits for the previous one; meant for debugging."),
-    ("PYTORCH_NO_CUDA_MEMORY_CACHING", _is_set, "warn", "The driver allocates each GPU tensor, which is slow."),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", str.strip, "warn", "The driver allocates each GPU tensor, which is slow."),
     ("NVIDIA_TF32_OVERRIDE", lambda value: value.strip() == "0", "note", "float32 matrix products run without TF32."),
-    ("ATEN_CPU_CAPABILITY", _is_set, "warn", "torch uses older instructions than the processor has."),
-    ("ONEDNN_MAX_CPU_ISA", _is_set, "warn", "Convolutions use only these instructions."),
-    ("DNNL_MAX_CPU_ISA", _is_set, "warn", "Convolutions use only these instructions."),
-    ("MKL_ENABLE_INSTRUCTIONS", _is_set, "warn", "Matrix products use only these instructions."),
+    ("ATEN_CPU_CAPABILITY", str.strip, "warn", "torch uses older instructions than the processor has."),
+    ("ONEDNN_MAX_CPU_ISA", str.strip, "warn", "Convolutions use only these instructions."),
+    ("DNNL_MAX_CPU_ISA", str.strip, "warn", "Convolutions use only these instructions."),
+    ("MKL_ENABLE_INSTRUCTIONS", str.strip, "warn", "Matrix products use only these instructions."),
     ("JSIMD_FORCENONE", _is_on, "warn", "JPEGs are decoded without vector instructions."),
     ("JSIMD_FORCESSE2", _is_on, "warn", "JPEGs are decoded with older instructions than the processor has."),
-    ("OMP_THREAD_LIMIT", _is_set, "note", "CPU operations use at most that many threads."),
+    ("OMP_THREAD_LIMIT", str.strip, "note", "CPU operations use at most that many threads."),
     ("OMP_WAIT_POLICY", lambda value: value.strip().lower() == "active", "warn", "Idle threads keep cores busy."),
-    ("PYTHONDEVMODE", _is_set, "warn", "Python runs extra checks; meant for debugging."),
+    ("PYTHONDEVMODE", str.strip, "warn", "Python runs extra checks; meant for debugging."),
     ("PYTHONMALLOC", lambda value: value.endswith("debug"), "warn", "Python checks its memory; meant for debugging."),
     ("PYTHONTRACEMALLOC", lambda value: value.strip() not in ("", "0"), "warn", "Python records each allocation."),
 )

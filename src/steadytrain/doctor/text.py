@@ -13,6 +13,7 @@ from steadytrain.doctor.facts import MachineFacts
 from steadytrain.doctor.rules import MachineFinding
 from steadytrain.errors import InputError
 from steadytrain.format import count, percent, size, wrap
+from steadytrain.machine.gpus import count_names
 
 DOCUMENT_KIND, VERSION = "steadytrain doctor", 1
 TITLES = {
@@ -122,9 +123,12 @@ def _runs_on(facts: MachineFacts) -> str:
     if torch.state != "works":
         return f"cannot train, torch {'is ' * (torch.state in ('missing', 'broken'))}{torch.state}"
     if torch.sees_gpu:
-        names = Counter(gpu.name for gpu in torch.devices if gpu.failure is None)
-        listed = ", ".join(name if num == 1 else f"{num} x {name}" for name, num in names.items())
-        return f"trains on {'one of ' * (names.total() > 1)}{listed}" if listed else "would train on a GPU that fails"
+        names = [gpu.name for gpu in torch.devices if gpu.failure is None]
+        return (
+            f"trains on {'one of ' * (len(names) > 1)}{count_names(names)}"
+            if names
+            else "would train on a GPU that fails"
+        )
     return "trains on the CPU" if usable is None else f"trains on the CPU, {count(usable, 'core')}"
 
 

@@ -208,7 +208,9 @@ def export_model(
     (True, '64 images of noise', 'Egyptian cat')
     """
     path, kind = Path(output), kind_of(output, aot=aot)
-    _require_numbers(path, kind, numbers)
+    if numbers not in (kind.precisions if isinstance(kind, EngineFormat) else ("fp32",)):
+        others = " or ".join(dict.fromkeys(row.suffix for row in engines().values() if numbers in row.precisions))
+        raise InputError(f"{path} cannot be written in {numbers}: take {others}, or drop --{numbers}")
     if with_preprocessing and (path.suffix != ".onnx" or numbers != "fp32"):
         raise InputError(f"--with-preprocessing is for .onnx files in fp32, not for {path} in {numbers}: leave it out")
     devices = kind.devices if isinstance(kind, EngineFormat) else ()
@@ -420,7 +422,12 @@ def _export_weights(job: _Job, path: Path, kind: WeightsKind) -> Exportation:
             row = ParityRow("safetensors fp32", "torch", part.stat().st_size)
             row, tolerance = _compare(job, _plain(again.module), row, same=path)
         return job.outcome(path, tolerance, row)
-    _require_free(path)
+    if path.exists():  # is it no exported folder, or was something added to it since?
+        files = {each.name for each in path.iterdir()} if path.is_dir() else {path.name}
+        if files and files - {limits_path(path / WEIGHTS).name} != {"config.json", WEIGHTS, "README.md"}:
+            raise InputError(
+                f"{path} exists, and is no exported folder, or has more in it, which would be lost: choose another name"
+            )
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -442,24 +449,6 @@ def _export_weights(job: _Job, path: Path, kind: WeightsKind) -> Exportation:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return job.outcome(path, tolerance, row)
-
-
-def _require_free(path: Path) -> None:
-    """Refuse to replace a folder that was not exported, or that something was added to since."""
-    if not path.exists():
-        return
-    files = {each.name for each in path.iterdir()} if path.is_dir() else {path.name}
-    if files and files - {limits_path(path / WEIGHTS).name} != {"config.json", WEIGHTS, "README.md"}:
-        raise InputError(
-            f"{path} exists, and is no exported folder, or has more in it, which would be lost: choose another name"
-        )
-
-
-def _require_numbers(path: Path, kind: EngineFormat | WeightsKind, numbers: StoredPrecision) -> None:
-    """Refuse numbers that a format has not. Raises InputError."""
-    if numbers not in (kind.precisions if isinstance(kind, EngineFormat) else ("fp32",)):
-        others = " or ".join(dict.fromkeys(row.suffix for row in engines().values() if numbers in row.precisions))
-        raise InputError(f"{path} cannot be written in {numbers}: take {others}, or drop --{numbers}")
 
 
 # -- images ------------------------------------------------------------------------------------------------------------

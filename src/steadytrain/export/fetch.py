@@ -164,10 +164,7 @@ class _Connections(list[socket.socket]):
                     socket.close(number)
 
 
-@functools.cache
-def _certificates() -> ssl.SSLContext:
-    """Read this machine's certificates, once: it takes long enough for other requests to notice."""
-    return ssl.create_default_context()
+_certificates = functools.cache(ssl.create_default_context)  # reading them takes long enough for others to notice
 
 
 def _get(

@@ -19,7 +19,6 @@ _FITTED = {
     "squash": "both sides are",
     "pad": "the longer side is",
 }
-_NO_ORIGIN = "It was trained from no other weights."
 
 
 def timm_config(described: Description, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +73,8 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
     """
     input, licence, classes = described.input, described.licence, described.classes
     note = licence_note(licence) if licence else None
-    origin = f"Of its weights, or of those that it was trained from: {licence}."
+    origin = "It was trained from no other weights."
+    origin = f"Of its weights, or of those that it was trained from: {licence}." if licence else origin
     listed, num_more = ", ".join(f"`{each}`" for each in classes[:_SHOWN]), len(classes) - _SHOWN
     remarks = [f"Probabilities are calibrated: divide the logits by {described.temperature:.4g}."]
     remarks = remarks if described.temperature != 1 else []
@@ -95,7 +95,7 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
         num_classes=count(len(classes), "class", "classes"),
         license=licence if licence in _HUB_LICENCES else "other",
         license_name=f"license_name: {licence}\n" if licence and licence not in _HUB_LICENCES else "",
-        origin=f"{origin if licence else _NO_ORIGIN}{f' {note[0].upper()}{note[1:]}.' if note else ''}",
+        origin=f"{origin}{f' {note[0].upper()}{note[1:]}.' if note else ''}",
         accuracy=_accuracy(measured, described),
         colours="grey" if input.channels == 1 else "RGB",
         fitted=_FITTED[input.fit],

@@ -55,6 +55,7 @@ from steadytrain.export.payload import (
     too_many_images,
     valid,
 )
+from steadytrain.files import Closing
 from steadytrain.machine.web_server import Early
 from steadytrain.models.registry import licence_note
 from steadytrain.reports.charts import TEMPLATES
@@ -207,16 +208,14 @@ class _InMemory(MultiPartParser):
         self.is_whole = True
 
 
-class Body:
+class Body(Closing):
     """The bytes of one request as they come, within the limits; counted with those of all others while it is open."""
 
     def __init__(self, request: Request, service: Service) -> None:
         self._request, self._service, self._size = request, service, 0
 
-    def __enter__(self) -> Body:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Count its bytes no more."""
         self._service.held_bytes -= self._size
 
     def count(self, size: int) -> None:
@@ -623,25 +622,17 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 async def _answer_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    headers = dict(error.headers or {})
-    words = {"Not Found": _no_page, "Method Not Allowed": _not_allowed}.get(error.detail)  # as the router has them
-    message = words(request) if words else ""
-    kind = Early if "connection" in headers or (message and request.method not in ("GET", "HEAD")) else JSONResponse
+    headers, message, method = dict(error.headers or {}), "", request.method
+    if error.detail == "Not Found":  # as the router has it
+        message = "there is no such page: /docs lists them"
+        if method in ("POST", "PUT"):
+            message = f"there is no such page: images go to POST /predict, as {HOW} sends them"
+    elif error.detail == "Method Not Allowed":
+        message = f"{method} is not allowed here: images go to POST /predict, as {HOW} sends them"
+        if method == "OPTIONS" and "origin" in request.headers:
+            message = "pages of other origins are refused: steady serve --allow-origin ORIGIN allows one"
+    kind = Early if "connection" in headers or (message and method not in ("GET", "HEAD")) else JSONResponse
     return kind({"error": message or error.detail}, error.status_code, headers)
-
-
-def _no_page(request: Request) -> str:
-    """Say what there is instead of an unknown path."""
-    if request.method in ("POST", "PUT"):
-        return f"there is no such page: images go to POST /predict, as {HOW} sends them"
-    return "there is no such page: /docs lists them"
-
-
-def _not_allowed(request: Request) -> str:
-    """Say what to send instead of a method that a path does not take."""
-    if request.method == "OPTIONS" and "origin" in request.headers:
-        return "pages of other origins are refused: steady serve --allow-origin ORIGIN allows one"
-    return f"{request.method} is not allowed here: images go to POST /predict, as {HOW} sends them"
 
 
 def content_type(request: Request) -> str:

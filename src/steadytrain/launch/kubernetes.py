@@ -216,7 +216,10 @@ def _pod(job: Job, address: str) -> dict[str, Any]:
         variables += [{"name": name, "value": str(value)} for name, value in world.items()] if nodes > 1 else []
     else:
         words = node_command(job, "--node", "$(JOB_COMPLETION_INDEX)", procs=procs, address=address, port=_PORT)
-    container: dict[str, Any] = {"name": _RANKS, "image": job.image, "command": [job.python], "args": _args(job, words)}
+    begin = len(words) - len(job.program)
+    # It replaces $(NAME) by a variable everywhere; in the user's arguments and values that has to stay as it is.
+    args = [*words[:begin], *(word.replace("$(", "$$(") for word in words[begin:])]
+    container: dict[str, Any] = {"name": _RANKS, "image": job.image, "command": [job.python], "args": args}
     container |= _given(
         workingDir=job.folder,
         env=variables,
@@ -233,16 +236,10 @@ def _pod(job: Job, address: str) -> dict[str, Any]:
         securityContext=_given(runAsUser=kubernetes.user) | group,
         subdomain=job.name if kubernetes.kind == "job" else None,
     )
-    spec |= {"containers": [container | {"volumeMounts": _mounts(job)}], "volumes": _volumes(job)}
+    places, volumes = {"memory": "/dev/shm", "shared": kubernetes.mount, "cache": _CACHE}, _volumes(job)
+    mounts = [{"name": volume["name"], "mountPath": places[volume["name"]]} for volume in volumes]
+    spec |= {"containers": [container | {"volumeMounts": mounts}], "volumes": volumes}
     return {"metadata": {"labels": {_LABEL: job.name}}, "spec": spec}
-
-
-# Kubernetes replaces $(NAME) by a variable everywhere; in the user's arguments and values it has to stay as it is.
-
-
-def _args(job: Job, words: tuple[str, ...]) -> list[str]:
-    begin = len(words) - len(job.program)
-    return [*words[:begin], *(word.replace("$(", "$$(") for word in words[begin:])]
 
 
 def _variables(job: Job) -> list[dict[str, Any]]:
@@ -276,11 +273,6 @@ def _volumes(job: Job) -> list[dict[str, Any]]:
         *([{"name": "shared", "persistentVolumeClaim": {"claimName": claim}}] if claim else []),
         *([{"name": "cache", **place}] if cache else []),
     ]
-
-
-def _mounts(job: Job) -> list[dict[str, Any]]:
-    places = {"memory": "/dev/shm", "shared": job.options_of(Kubernetes).mount, "cache": _CACHE}
-    return [{"name": volume["name"], "mountPath": places[volume["name"]]} for volume in _volumes(job)]
 
 
 LAUNCHER = Launcher(

@@ -49,15 +49,11 @@ class Command:
         >>> Command(argv=("srun", "a b"), variables={"TOKEN": None, "X": "1"}).to_text()
         "TOKEN=... X=1 srun 'a b'"
         """
-        pairs = self.sorted_variables()
+        pairs = sorted(self.variables.items())
         variables = " ".join(f"{name}={'...' if value is None else shlex.quote(value)}" for name, value in pairs)
         if self.hands_over:
             return shlex.join(self.argv) + (f"  # standard input: {variables}" if variables else "")
         return f"{variables} {shlex.join(self.argv)}".strip()
-
-    def sorted_variables(self) -> list[tuple[str, str | None]]:
-        """Return the variables, sorted by name."""
-        return sorted(self.variables.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +94,7 @@ class Plan:
             for command in stage.commands:
                 plain: dict[str, Any] = {"argv": list(command.argv), "label": command.label}
                 plain |= {"stdin": command.stdin} if command.stdin else {}
-                plain |= {"variables": dict(command.sorted_variables())} if command.variables else {}
+                plain |= {"variables": dict(sorted(command.variables.items()))} if command.variables else {}
                 commands.append(plain | {"hands_over": command.hands_over})
             stages.append({"what": stage.kind, "commands": commands})
         files = [{"name": file.name, "mode": f"{file.mode:o}", "text": file.text} for file in self.files]

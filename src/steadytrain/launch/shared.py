@@ -1,9 +1,4 @@
-"""Check that the paths which a job reads and writes lie on storage that all of its machines share.
-
->>> job = Job(words=("train", "cats"), inputs=("cats",), outputs=("/data/a",))
->>> unshared(job, ["/data"])
-('cats',)
-"""
+"""Check that the paths which a job reads and writes lie on storage that all of its machines share."""
 
 from __future__ import annotations
 
@@ -25,12 +20,17 @@ def is_path(text: str) -> bool:
     return re.match(r"[A-Za-z][\w+.-]*:", text) is None
 
 
-def unshared(job: Job, mounts: Collection[str], *, copied: bool = False) -> tuple[str, ...]:
-    """Return those paths of a job that its machines do not share.
+def require_shared(job: Job, mounts: Collection[str], *, machines: str, remedy: str, copied: bool = False) -> None:
+    """Refuse a job whose data or run its machines do not share.
 
     Args:
         mounts: shared folders, as the machines name them; what is written there outlasts the job.
+        machines: the launcher's word for its machines, such as ``pods``.
+        remedy: how to mount the volume that holds them.
         copied: the working directory is a copy of the one here, so inputs inside it are there as well.
+
+    Raises:
+        InputError: names the paths, and an example of where they could be.
     """
     roots = [PurePosixPath(mount) for mount in (*mounts, *job.mounted)]
 
@@ -39,21 +39,7 @@ def unshared(job: Job, mounts: Collection[str], *, copied: bool = False) -> tupl
         is_inside = not place.is_absolute() and place.parts[:1] != ("..",)  # the working directory
         return any(map(place.is_relative_to, roots)) or (copied and is_inside and path not in job.outputs)
 
-    return tuple(path for path in dict.fromkeys((*job.inputs, *job.outputs)) if not is_there(path))
-
-
-def require_shared(job: Job, mounts: Collection[str], *, machines: str, remedy: str, copied: bool = False) -> None:
-    """Refuse a job whose data or run its machines do not share.
-
-    Args:
-        mounts, copied: as of :func:`unshared`.
-        machines: the launcher's word for its machines, such as ``pods``.
-        remedy: how to mount the volume that holds them.
-
-    Raises:
-        InputError: names the paths, and an example of where they could be.
-    """
-    if not (wrong := unshared(job, mounts, copied=copied)):
+    if not (wrong := [path for path in dict.fromkeys((*job.inputs, *job.outputs)) if not is_there(path)]):
         return
     where = sorted(mounts)[0] if mounts else "/data"
     examples = [f"{where}/{PurePosixPath(path).name}" for path in wrong if path not in job.outputs][:1]

@@ -28,11 +28,9 @@ _FIRST = "address=$(printf '%s\\n' \"$SKYPILOT_NODE_IPS\" | head -n 1)"
 class _Dumper(yaml.SafeDumper):
     """A YAML writer that keeps the lines of a script apart."""
 
-    def represent_str(self, data: str) -> yaml.ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
 
-
-_Dumper.add_representer(str, _Dumper.represent_str)
+_TEXT = "tag:yaml.org,2002:str"
+_Dumper.add_representer(str, lambda to, text: to.represent_scalar(_TEXT, text, style="|" if "\n" in text else None))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,10 +123,12 @@ def _script(job: Job) -> str:
     lines += ["--requeue", f"--signal=B:USR1@{slurm.signal_seconds}", *slurm.options]
     directives = "".join(f"#SBATCH {line}\n" for line in lines)
     exports = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(job.env.items()) if value is not None]
+    mounts = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in _mounts(job))
+    container = {"image": job.image, "mounts": mounts, "workdir": job.folder}  # for pyxis, NVIDIA's plugin
     flags = [
         f"--kill-on-bad-exit={int(not job.is_independent)}",
         *([f"--cpus-per-task={cpus_per_rank}"] if cpus_per_rank else []),
-        *_container(job),
+        *(f"--container-{name}={value}" for name, value in container.items() if job.image and value),
         *slurm.srun,
     ]
     body = _BODY.format(
@@ -146,13 +148,6 @@ def _script(job: Job) -> str:
 
 def _mounts(job: Job) -> list[str]:
     return [*([job.folder] if job.folder else []), *job.options_of(Slurm).mounts]
-
-
-def _container(job: Job) -> list[str]:
-    """Return srun's options of pyxis (NVIDIA's plugin for containers) that run the ranks in an image."""
-    mounts = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in _mounts(job))
-    options = {"image": job.image, "mounts": mounts, "workdir": job.folder} if job.image else {}
-    return [f"--container-{name}={value}" for name, value in options.items() if value]
 
 
 def _cores_per_rank(job: Job) -> int | None:
@@ -182,10 +177,6 @@ def _choose_task(job: Job) -> str:
     return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac", "", ""])
 
 
-def _asks_for_gpus(job: Job) -> bool:
-    return any("gpu" in option or "gres" in option for option in job.options_of(Slurm).options)
-
-
 LAUNCHER = Launcher(
     render=render,
     takes=frozenset(
@@ -194,5 +185,5 @@ LAUNCHER = Launcher(
     options=(Slurm,),
     names=("sbatch", "srun"),
     counts_machines=True,
-    asks_for_gpus=_asks_for_gpus,
+    asks_for_gpus=lambda job: any("gpu" in option or "gres" in option for option in job.options_of(Slurm).options),
 )

@@ -234,7 +234,7 @@ def _hand_over(command: Command) -> str:
 def _values(command: Command) -> dict[str, str]:
     """Return the variables of a command with their values. Raises InputError if one is not set on this machine."""
     values = {}
-    for name, template in command.sorted_variables():
+    for name, template in sorted(command.variables.items()):
         value = os.environ.get(name) if template is None else template
         if value is None:
             raise InputError(f"--env {name} has no value, and the variable is not set here: set it, or use NAME=VALUE")

@@ -96,6 +96,7 @@ def keep_ranks(
     Raises:
         InputError: the command cannot be started.
     """
+    require_posix("training with several ranks")
     ranks: list[subprocess.Popen[bytes]] = []
 
     def say_killed(rank: int) -> None:
@@ -108,9 +109,14 @@ def keep_ranks(
         while True:
             began = time.monotonic()
             ranks.clear()
-            errors: list[IO[bytes]] = []
+            errors: list[IO[bytes]] = []  # of all but rank 0, which has the terminal
             with kill_at_last(ranks):
-                _start_ranks(command, count, ranks, errors)
+                port = free_port()
+                for rank in range(count):
+                    if rank:
+                        errors.append(tempfile.TemporaryFile())  # noqa: SIM115 - read when the rank has ended
+                    variables = os.environ | rank_variables(rank, count, port)
+                    ranks.append(start_rank(command, variables, errors[-1] if rank else None))
                 for number in received:  # before there was anyone to forward it to
                     send(ranks, number)
                 ended = wait_together(
@@ -143,19 +149,6 @@ def keep_ranks(
             if failed and not is_stopped and (is_killed or not codes[0] or independent):
                 say_last_lines(f"rank {failed}", errors[failed - 1], say)
             return job_exit_code(exit_code(codes[rank]) for rank in ended)
-
-
-def _start_ranks(
-    command: Sequence[str], count: int, ranks: list[subprocess.Popen[bytes]], errors: list[IO[bytes]]
-) -> None:
-    """Append the processes to ``ranks``, and what all but rank 0 write to standard error to ``errors``."""
-    require_posix("training with several ranks")
-    port = free_port()
-    for rank in range(count):
-        if rank:
-            errors.append(tempfile.TemporaryFile())  # noqa: SIM115 - read when the rank has ended
-        variables = os.environ | rank_variables(rank, count, port)
-        ranks.append(start_rank(command, variables, errors[-1] if rank else None))
 
 
 def start_rank(

@@ -71,10 +71,6 @@ class _RayPlace:
     node_ip: str
     variables: dict[str, str]
 
-    def of_worker(self) -> dict[str, str]:
-        """Return the variables of a worker's environment."""
-        return {**self.variables, VARIABLE: json.dumps({"address": self.address, "node_ip": self.node_ip})}
-
 
 def keep_workers(command: Sequence[str], count: int, *, restarts: int, say: Callable[[str], None]) -> int:
     """Start Ray and ``count`` workers of a command on this machine, and wait for them.
@@ -132,7 +128,10 @@ def keep_worker(command: Sequence[str], world: World, *, restarts: int, say: Cal
         try:
             place = _meet(world, should_stop)
             if not world.is_first:
-                _await_port(place.address, should_stop)
+                host, _, port = place.address.rpartition(":")
+                failure = f"the first rank does not answer at {place.address}"
+                connect = partial(socket.create_connection, (host, int(port)), RETRY_SECONDS)
+                _try_until_there(connect, failure, should_stop).close()
             if world.local_rank:
                 return workers.run(range(world.rank, world.rank + 1), place, received)
             with _ray_node(place, is_head=world.is_first, should_stop=should_stop):
@@ -207,15 +206,6 @@ def _ray_node(place: _RayPlace, *, is_head: bool, should_stop: Callable[[], bool
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _await_port(address: str, should_stop: Callable[[], bool]) -> None:
-    host, _, port = address.rpartition(":")
-
-    def connect() -> None:
-        socket.create_connection((host, int(port)), RETRY_SECONDS).close()
-
-    _try_until_there(connect, f"the first rank does not answer at {address}", should_stop)
 
 
 def _try_until_there(attempt: Callable[[], T], failure: str, should_stop: Callable[[], bool]) -> T:
@@ -302,5 +292,6 @@ class _Workers:
 
     def _start(self, rank: int, count: int, place: _RayPlace, errors: IO[bytes]) -> subprocess.Popen[bytes]:
         variables = {} if self._is_launched else rank_variables(rank, count, free_port())
-        variables = {**os.environ, **variables, **place.of_worker()}
+        ray = json.dumps({"address": place.address, "node_ip": place.node_ip})
+        variables = {**os.environ, **variables, **place.variables, VARIABLE: ray}
         return start_rank(self._command, variables, errors if rank else None)

@@ -472,7 +472,11 @@ class _SampledGpu:
             return None, None
         self._gpm_samples.reverse()  # the older one is written anew
         try:
-            self._take_gpm_sample(self._gpm_samples[1])
+            if self._gpu.whole is None:
+                nvml.nvmlGpmSampleGet(self._gpu.handle, self._gpm_samples[1])
+            else:
+                instance = self._gpu.read("GpuInstanceId")
+                nvml.nvmlGpmMigSampleGet(self._gpu.whole.handle, instance, self._gpm_samples[1])
             had_sample, self._has_gpm_sample = self._has_gpm_sample, True
             if not had_sample:
                 return None, None
@@ -490,13 +494,6 @@ class _SampledGpu:
             None if metric.nvmlReturn != 0 else round(metric.value / 100, 4) for metric in request.metrics[:2]
         )
         return sm, tensor
-
-    def _take_gpm_sample(self, to: Any) -> None:
-        gpu, nvml = self._gpu, self._gpu.nvml
-        if gpu.whole is None:
-            nvml.nvmlGpmSampleGet(gpu.handle, to)
-        else:
-            nvml.nvmlGpmMigSampleGet(gpu.whole.handle, gpu.read("GpuInstanceId"), to)
 
 
 class GpuWatcher:

@@ -173,8 +173,9 @@ def soft_limit(name: str) -> int | None:
     return None if limit == _resource.RLIM_INFINITY else limit
 
 
-def allow_files(needed: int) -> None:
-    """Raise the limit of open files to a number, as far as the system lets it."""
+def allow_open_files(num_files: int) -> None:
+    """Raise this process's limit of open files, so that so many more can be opened, as far as the system lets it."""
+    needed = num_files + 512  # beside those that a process announces
     if (soft := soft_limit("NOFILE")) is not None and soft < needed:
         hard = _resource.getrlimit(_resource.RLIMIT_NOFILE)[1]
         most = needed if hard == _resource.RLIM_INFINITY else min(needed, hard)

@@ -30,12 +30,12 @@ from typing import NamedTuple
 from steadytrain.machine import cgroups
 from steadytrain.machine.platform import (
     IS_LINUX,
-    allow_files,
     call_after_fork,
     open_descriptor,
     seconds_since_boot,
     set_blocking,
 )
+from steadytrain.machine.platform import allow_open_files as allow_open_files
 from steadytrain.machine.process_tree import read_schedstat, read_stat
 from steadytrain.machine.procfs import TICKS, processor_seconds, read_counters
 
@@ -65,13 +65,10 @@ TO_END = (*SIGINT_ALONE, "SIGTERM", "SIGHUP", "SIGUSR1")
 _NEVER = 2**31 - 1
 """Searches of younger objects before one of the oldest: more than there will be."""
 
-_OTHER_FILES = 512
-"""Files that a process may have open beside those that it announces."""
-
 _GROWING = "expandable_segments:True"
 
 _SET_HERE = {
-    **dict.fromkeys(_WAITING[:1], (_FEW_SPINS, _MORE_SPINS)),
+    _WAITING[0]: (_FEW_SPINS, _MORE_SPINS),
     ALLOCATOR_VARIABLES[0]: (_GROWING,),
 }
 """Variables that a process sets for itself, and the values that it gives them."""
@@ -124,11 +121,6 @@ def _start_figures() -> tuple[float, float | None, int | None]:
     return time.perf_counter(), times and times[0] + times[1], read_counters("/proc/self/io").get("read_bytes")
 
 
-def allow_open_files(num_files: int) -> None:
-    """Raise this process's limit of open files, so that so many more can be opened, as far as the system lets it."""
-    allow_files(num_files + _OTHER_FILES)
-
-
 def keep_no_large_blocks() -> None:
     """Have ``malloc`` give each block of a megabyte or more back to the system when it is freed.
 
@@ -159,8 +151,9 @@ def share_cores() -> None:
     times as long. The library reads its settings once, when torch is imported: call this before. What the user has set
     stays. A process that finds itself alone may call :func:`spin_where_alone` next.
     """
-    now = time.perf_counter()
-    _COMMAND.set(_Command(now - _age(), now, _used_by_others()))
+    now, stat = time.perf_counter(), read_stat("/proc/self")
+    age = 0.0 if stat is None else max(0.0, seconds_since_boot() - stat.started / TICKS)
+    _COMMAND.set(_Command(now - age, now, _used_by_others()))
     if not any(name in os.environ for name in _WAITING):
         os.environ["GOMP_SPINCOUNT"] = _FEW_SPINS
 
@@ -285,12 +278,6 @@ def _used_by_others() -> float:
     return sum(core.busy + core.steal for core in seconds) - time.process_time() if seconds else math.inf
 
 
-def _age() -> float:
-    """Seconds since the process started; 0 where the system does not tell."""
-    stat = read_stat("/proc/self")
-    return 0.0 if stat is None else max(0.0, seconds_since_boot() - stat.started / TICKS)
-
-
 def keep_memory(available_bytes: int, *, all_threads: bool = False) -> int:
     """Let ``malloc`` keep what is freed, on huge pages; returns the bytes of address space prepared (0: not glibc).
 
@@ -327,15 +314,9 @@ def keep_memory(available_bytes: int, *, all_threads: bool = False) -> int:
     return size if block else 0
 
 
-def _hearable(names: Iterable[str]) -> list[str]:
-    """Return the signals that this system has, without a SIGHUP that is ignored: ``nohup`` starts a program so."""
-    known = {name: signal.getsignal(getattr(signal, name)) for name in names if hasattr(signal, name)}
-    return [name for name, handler in known.items() if name != "SIGHUP" or handler is not signal.SIG_IGN]
-
-
 @contextmanager
 def take_signals(names: Iterable[str], on_signal: Callable[[int], None] = lambda number: None) -> Iterator[list[int]]:
-    """Take signals in the main thread; yield a list that gets the number of each that comes.
+    """Take those of these signals that the system has, in the main thread; yield a list that gets each one's number.
 
     SIGHUP stays ignored where it was ignored before: ``nohup`` starts a program like that.
     """
@@ -346,8 +327,10 @@ def take_signals(names: Iterable[str], on_signal: Callable[[int], None] = lambda
         on_signal(number)
 
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = [getattr(signal, name) for name in _hearable(names)] if is_main else []
-    before = {number: signal.signal(number, take) for number in numbers}
+    known = {name: getattr(signal, name) for name in names if is_main and hasattr(signal, name)}
+    if "SIGHUP" in known and signal.getsignal(known["SIGHUP"]) is signal.SIG_IGN:
+        del known["SIGHUP"]
+    before = {number: signal.signal(number, take) for number in known.values()}
     try:
         yield received
     finally:
@@ -419,19 +402,17 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
     """
     stop = StopRequest()
     owner = os.getpid()
-    names = _hearable(_REQUESTS)
     terminals = [number for number in (0, 1, 2) if os.isatty(number)]
+    interrupt, asked_at = signal.getsignal(signal.SIGINT), -math.inf
 
-    asked_at = -math.inf
-
-    def ask(number: int, frame: FrameType | None) -> None:
+    def ask(number: int) -> None:
         nonlocal asked_at
         if os.getpid() != owner:
             os._exit(128 + number)
         is_same, asked_at = time.monotonic() - asked_at < _SAME_SIGNAL, time.monotonic()
         if number == signal.SIGINT and (not stop.saves or (stop and not is_same)):
-            if callable(interrupt := before["SIGINT"]):
-                interrupt(number, frame)
+            if callable(interrupt):
+                interrupt(number, None)
             raise KeyboardInterrupt
         is_first, stop.signal = stop.signal is None, signal.Signals(number).name
         if stop.signal == "SIGHUP":
@@ -451,17 +432,17 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
     listener = threading.Thread(target=_listen, args=(heard, stop, say, is_over), name="steady-signals", daemon=True)
     _forget_wakeups_in_children()
     wakeup = signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
-    before = {name: signal.signal(getattr(signal, name), ask) for name in names}
     listener.start()
     try:
-        yield stop
-    except KeyboardInterrupt:
-        if stop.saves or not stop:
-            raise
+        with take_signals(_REQUESTS, ask):
+            try:
+                yield stop
+            except KeyboardInterrupt:
+                if stop.saves or not stop:
+                    raise
+            finally:
+                is_over.set()
     finally:
-        is_over.set()
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
         signal.set_wakeup_fd(wakeup)
         os.write(tell, b"\0")
         listener.join()

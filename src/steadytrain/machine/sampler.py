@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,8 @@ def sampling(
         open_gpus: opens these GPUs; a :class:`NoNvml` is told in the log.
     """
     ended = threading.Event()
-    thread = threading.Thread(
-        target=_sample, args=(log, ended, ranks, gpus, open_gpus), name="steady-sample", daemon=True
-    )
+    words = (log, ended, ranks, partial(open_gpus, gpus) if gpus else None)
+    thread = threading.Thread(target=_sample, args=words, name="steady-sample", daemon=True)
     thread.start()
     try:
         yield
@@ -89,16 +89,12 @@ def pause(elapsed_seconds: float) -> float:
 
 
 def _sample(
-    log: EventLog,
-    ended: threading.Event,
-    ranks: Iterable[int],
-    uuids: Collection[str],
-    open_gpus: Callable[[Collection[str]], GpuSampler],
+    log: EventLog, ended: threading.Event, ranks: Iterable[int], open_gpus: Callable[[], GpuSampler] | None
 ) -> None:
     try:
         gpus = None
         try:
-            gpus = open_gpus(uuids) if uuids else None
+            gpus = open_gpus() if open_gpus else None
         except NoNvml as error:
             what = "the GPU's use, clock, power, memory and other processes are not measurable"
             fitting = (remedy for word, remedy in _REMEDIES.items() if word in str(error))
@@ -168,11 +164,13 @@ class LinuxCounters:
     def read(self) -> Counters:
         """Read all counters."""
         root, tree, limit = self._root, self._tree.read(), cgroups.memory_limit(self._root)
+        seconds_here = 0.0 if tree is None else tree.seconds  # not a rank's, where one of them is a parent of ours
+        ranks = [(rank, stats.seconds) for rank in self._ranks if (stats := rank.read()) is not None]
         vmstat, meminfo = read_counters(root / "proc/vmstat"), read_counters(root / "proc/meminfo")
         swapped = [vmstat[name] for name in ("pswpin", "pswpout") if name in vmstat]
         totals: dict[str, float | None] = {
             "switches": usage("SELF", "ru_nivcsw"),
-            "ranks": self._seconds_of_ranks(0.0 if tree is None else tree.seconds),
+            "ranks": sum(seconds - seconds_here * (self._tree.pid in rank.pids) for rank, seconds in ranks),
             "throttled_seconds": cgroups.throttled_seconds(root),
             "swap_bytes": sum(swapped) * PAGE_BYTES if swapped else None,
             "network_bytes": _network_bytes(read(root / "proc/net/dev") or "", self._networks),
@@ -196,12 +194,8 @@ class LinuxCounters:
             levels |= {"threads": tree.num_threads, "memory_bytes": tree.memory_bytes}
         ours = self.pids
         others = {pid: stat for pid, stat in self._tree.strangers().items() if pid not in ours}
-        now, disks, (then, before) = (
-            time.perf_counter(),
-            _disk_seconds(read(root / "proc/diskstats") or ""),
-            self._disks,
-        )
-        self._disks = now, disks
+        now, disks = time.perf_counter(), _disk_seconds(read(root / "proc/diskstats") or "")
+        (then, before), self._disks = self._disks, (now, disks)
         busy = max((disks[name] - before.get(name, disks[name]) for name in disks), default=0.0)
         return Counters(
             at=now,
@@ -215,11 +209,6 @@ class LinuxCounters:
             others=others,
             others_disk_bytes=self._tree.disk_bytes(others) if busy >= _BUSY_DISK * (now - then) else {},
         )
-
-    def _seconds_of_ranks(self, seconds_here: float) -> float:
-        """Add up the processor time of the other ranks; ``seconds_here``: that of this process and its children."""
-        trees = [(rank, stats.seconds) for rank in self._ranks if (stats := rank.read()) is not None]
-        return sum(seconds - seconds_here * (self._tree.pid in rank.pids) for rank, seconds in trees)
 
 
 class PsutilCounters:

@@ -174,36 +174,6 @@ def client(
     return urllib.request.build_opener(*handlers, handler, _Redirects(on_redirect, max_redirects))
 
 
-def _connect(
-    origin: Origin,
-    timeout: float | None,
-    trusted: frozenset[Origin] | None,
-    connections: list[socket.socket] | None,
-) -> socket.socket:
-    """Connect to an address of a host that was checked. Raises OSError, or RefusedError where none may be used."""
-    host, port = origin
-    refused, failure = "", OSError(f"no address of {host}")
-    may_be_private = trusted is None or (host.lower().rstrip("."), port) in trusted
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        if not may_be_private and not is_public(str(address[0])):
-            refused = refused or str(address[0])
-            continue
-        sock = socket.socket(family, kind, protocol)
-        if connections is not None:
-            connections.append(sock)
-        try:
-            sock.settimeout(timeout)
-            sock.connect(address)
-        except OSError as error:
-            sock.close()
-            failure = error
-            continue
-        return sock
-    if refused:
-        raise PrivateAddressError(host, refused)
-    raise failure
-
-
 class _Connection(http.client.HTTPConnection):
     """Connects to checked addresses alone."""
 
@@ -217,9 +187,32 @@ class _Connection(http.client.HTTPConnection):
             if last.isclosed() and last.length == 0 and not wait([self.sock], 0):  # read to its end, and not hung up
                 return
             self.sock.close()
-        self.sock = _connect((self.host, self.port), self.timeout, self.trusted, self.connections)
+        self.sock = self._connected()
         if getattr(self, "_tunnel_host", None):
             self._tunnel()  # type: ignore[attr-defined]
+
+    def _connected(self) -> socket.socket:
+        """Connect to a checked address of the host. Raises OSError, or RefusedError where none may be used."""
+        refused, failure = "", OSError(f"no address of {self.host}")
+        may_be_private = self.trusted is None or (self.host.lower().rstrip("."), self.port) in self.trusted
+        for family, kind, protocol, _, address in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
+            if not may_be_private and not is_public(str(address[0])):
+                refused = refused or str(address[0])
+                continue
+            sock = socket.socket(family, kind, protocol)
+            if self.connections is not None:
+                self.connections.append(sock)
+            try:
+                sock.settimeout(self.timeout)
+                sock.connect(address)
+            except OSError as error:
+                sock.close()
+                failure = error
+                continue
+            return sock
+        if refused:
+            raise PrivateAddressError(self.host, refused)
+        raise failure
 
     def request(self, *words: Any, **options: Any) -> None:
         words[3]["Connection"] = "close" if self.kept is None else "keep-alive"  # of the headers

@@ -395,12 +395,7 @@ class LimitedServer(uvicorn.Server):
         connection.begin(has_body=has_body, counts=not is_free)
         receive, send = partial(connection.receive, receive), partial(connection.send, send)
         try:
-            if refusal is not None:
-                await refusal(scope, receive, send)
-            elif is_free:
-                await self._app(scope, receive, self._clients.repeat(head, send))
-            else:
-                await self._app(scope, receive, send)
+            await (refusal or self._app)(scope, receive, self._clients.repeat(head, send) if is_free else send)
         finally:
             await connection.finish()
 

@@ -387,7 +387,14 @@ def make_network(
     if source.kind == "object":
         return _make_object(source, model, num_classes=num_classes, channels=channels, size=size)
     if source.kind == "import":
-        return _make_imported(source.inner, model, num_classes=num_classes, channels=channels, size=size)
+        if model.pretrained:
+            raise ModelError(
+                f"steadytrain does not know where {source.inner} keeps its weights: give --weights FILE, or"
+                " --set model.pretrained=false and the factory's own option (--set model.options.NAME=VALUE)"
+            )
+        # The code runs: the caller has made sure that the user named the factory.
+        factory = import_factory(source.inner, key="model.name", flag="--model", what="a model", allow_import=True)
+        return _call_own(source.inner, factory, model, num_classes=num_classes, channels=channels, size=size)
     name = source.inner
     if model.pretrained:
         raise ModelError(
@@ -429,20 +436,6 @@ def _call_factory(
         raise ModelError(f"{name} cannot be built: {first_line(error)} (model.options: {shown})") from error
 
 
-def _make_imported(inner: str, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
-    """Call ``pkg.mod:factory`` with ``num_classes``, the recipe's options, and channels and size if it takes them.
-
-    The code runs: the caller has made sure that the user named the factory.
-    """
-    if model.pretrained:
-        raise ModelError(
-            f"steadytrain does not know where {inner} keeps its weights: give --weights FILE, or"
-            " --set model.pretrained=false and the factory's own option (--set model.options.NAME=VALUE)"
-        )
-    factory = import_factory(inner, key="model.name", flag="--model", what="a model", allow_import=True)
-    return _call_own(inner, factory, model, num_classes=num_classes, channels=channels, size=size)
-
-
 def _make_object(source: ModelSource, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
     """Copy the module that Python code gave, with its weights, or call its function."""
     model_object = find_given(source.name)
@@ -464,7 +457,7 @@ def _make_object(source: ModelSource, model: Model, *, num_classes: int, channel
 def _call_own(
     inner: str, factory: Callable[..., Any], model: Model, *, num_classes: int, channels: int, size: int | None
 ) -> Built:
-    """Call a user's function with what it takes."""
+    """Call a user's function with ``num_classes``, the recipe's options, and channels and size if it takes them."""
     try:
         takes = set(inspect.signature(factory).parameters)
     except (TypeError, ValueError):  # made in C

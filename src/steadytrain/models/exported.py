@@ -179,17 +179,6 @@ def engines() -> dict[str, EngineFormat]:
     return {row.engine: row for row in rows}
 
 
-def find_engine(name: str) -> EngineFormat:
-    """Return an engine by its name. Raises ModelError."""
-    if (row := next((row for row in _OURS if row.engine == name), None)) is not None:
-        return row
-    rows = engines()
-    if name not in rows:
-        reason = f"there is no engine {name!r}: {', '.join(rows)}.{did_you_mean(name, rows)}"
-        raise ModelError(TENSORRT_GONE if name == "tensorrt" else reason)
-    return rows[name]
-
-
 def engine_for(path: str | Path) -> EngineFormat:
     """Return the usual engine for a file, by its ending. Raises ModelError.
 
@@ -256,7 +245,11 @@ def open_module(
         ModelError: no such file, damaged, or its engine is not installed.
     """
     file = Path(path)
-    row = engine_for(file) if engine is None else find_engine(engine)
+    rows = {} if engine is None else engines()
+    if engine is not None and engine not in rows:
+        reason = f"there is no engine {engine!r}: {', '.join(rows)}.{did_you_mean(engine, rows)}"
+        raise ModelError(TENSORRT_GONE if engine == "tensorrt" else reason)
+    row = engine_for(file) if engine is None else rows[engine]
     if not file.is_file():
         raise ModelError(f"there is no exported file {file}")
     if file.suffix != row.suffix:

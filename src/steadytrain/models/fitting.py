@@ -38,7 +38,8 @@ def find_model(path: Path, say: Callable[[str], None] = lambda message: None) ->
     file = read_weights(path)
     if file.model:
         return file.model
-    hint = f"{path.parent.name} {path.name} {_architecture(path.with_name('config.json'))}"
+    architecture = read_table(path.with_name("config.json")).get("architecture", "")  # as the hub has it beside weights
+    hint = f"{path.parent.name} {path.name} {architecture}"
     families = _families()
     names = [*BUILT_IN, *(name for names in families.values() for name in names)]
     mentioned = [
@@ -80,11 +81,6 @@ def require_fit(source: ModelSource, model: Model, *, size: int | None) -> None:
         channels = 3 if file.input is None else file.input.channels
         with torch.random.fork_rng(devices=[]):
             build(model, num_classes=_NUM_CLASSES, channels=channels, size=size)
-
-
-def _architecture(config: Path) -> str:
-    """Return the network that a ``config.json`` names, as the hub has it beside weights; empty elsewhere."""
-    return str(read_table(config).get("architecture", ""))
 
 
 def _families() -> Mapping[str, Sequence[str]]:

@@ -71,7 +71,15 @@ def find(name: str, *, allow_import: bool = False) -> ModelSource:
         find_given(name)
         return ModelSource("object", name, inner)
     if hub := HUB.fullmatch(name):
-        name = _timm_name(name, hub["repository"].strip("/").partition("@")[0])
+        repository = hub["repository"].strip("/").partition("@")[0]
+        owner, _, inner = repository.partition("/")
+        if owner != "timm" or not inner:
+            raise ModelError(
+                f"{name} is no repository of timm's own (hf-hub:timm/NAME), and steadytrain does not fetch from others:"
+                f" fetch its weights (hf download {repository or 'OWNER/NAME'}), and give the file with --weights FILE"
+                " and its network with --model NAME"
+            )
+        name = f"timm/{inner}"
     if FACTORY.fullmatch(name):
         if not allow_import:
             raise ModelError(
@@ -82,9 +90,7 @@ def find(name: str, *, allow_import: bool = False) -> ModelSource:
     if name in BUILTINS:
         return ModelSource("built-in", name, name)
     if name.startswith("torchvision/"):
-        import torchvision
-
-        inner, names = name.removeprefix("torchvision/"), torchvision.models.list_models(module=torchvision.models)
+        inner, names = name.removeprefix("torchvision/"), torchvision_names()
         if inner not in names:
             raise ModelError(f"torchvision has no classifier {inner!r}.{did_you_mean(inner, names)}")
         return ModelSource("torchvision", name, inner)
@@ -126,18 +132,6 @@ def current_name(inner: str) -> str:
     if current is None:
         raise ModelError(f"timm has removed {architecture} and names no other model for it: choose one (steady models)")
     return f"{current.partition('.')[0]}.{tag}" if dot else current
-
-
-def _timm_name(name: str, repository: str) -> str:
-    """Return the model of timm that a repository of the hub holds. Raises ModelError where it is none of timm's."""
-    owner, _, inner = repository.partition("/")
-    if owner == "timm" and inner:
-        return f"timm/{inner}"
-    raise ModelError(
-        f"{name} is no repository of timm's own (hf-hub:timm/NAME), and steadytrain does not fetch from others: fetch"
-        f" its weights (hf download {repository or 'OWNER/NAME'}), and give the file with --weights FILE and its"
-        " network with --model NAME"
-    )
 
 
 _WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".safetensors", ".params", ".h5", ".keras")

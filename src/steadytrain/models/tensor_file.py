@@ -64,23 +64,19 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
     """
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
-        if CHECKSUM in metadata:
-            _verify(path, metadata[CHECKSUM])
+        if (written := metadata.get(CHECKSUM)) is not None:
+            with path.open("rb") as stream:
+                _, header = _read_header(stream)
+                is_sealed = list(header)[-1] == "__metadata__"
+                del header["__metadata__"][CHECKSUM]
+                actual = _digest(header, stream)
+            if is_sealed and actual != written:
+                raise ModelError(
+                    f"{path} is damaged: its bytes have the SHA-256 {actual[:12]}..., and it was written with"
+                    f" {written[:12]}...: {other_weights(path)}"
+                )
         about = json.loads(metadata.get("steadytrain", "{}"))
         return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
-
-
-def _verify(path: Path, written: str) -> None:
-    with path.open("rb") as file:
-        _, header = _read_header(file)
-        is_sealed = list(header)[-1] == "__metadata__"
-        del header["__metadata__"][CHECKSUM]
-        actual = _digest(header, file)
-    if is_sealed and actual != written:
-        raise ModelError(
-            f"{path} is damaged: its bytes have the SHA-256 {actual[:12]}..., and it was written with {written[:12]}"
-            f"...: {other_weights(path)}"
-        )
 
 
 def other_weights(path: Path) -> str:

@@ -473,11 +473,8 @@ def _beside(state: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> list[s
     beside = [name for name in state if name not in target and name.partition(".")[0] not in parts]
     numbers = sum(value.numel() for value in target.values())
     is_small = sum(state[name].numel() for name in beside) <= _BESIDE_SHARE * numbers
-    return (
-        beside
-        if is_small and not any(name not in state for name in target if not name.endswith(_COUNTER_OF_BATCHES))
-        else []
-    )
+    is_complete = all(name in state or name.endswith(_COUNTER_OF_BATCHES) for name in target)
+    return beside if is_small and is_complete else []
 
 
 _PICKLES = (".pth", ".th", ".pt", ".bin", ".ckpt", ".tar")

@@ -159,27 +159,6 @@ def check_name(name: str) -> None:
         raise RecipeError(f"optim.name is {name!r}, which needs second derivatives: choose another one")
 
 
-def imported_factory(path: str, *, allow_import: bool) -> Callable[..., Optimizer]:
-    """Import a ``pkg.mod:factory`` that the user named.
-
-    Raises:
-        RecipeError: it may not be imported, or cannot be, or makes no optimizer of all the parameters.
-    """
-    factory = import_factory(path, key="optim.name", flag="--optimizer", what="an optimizer", allow_import=allow_import)
-
-    def make(groups: Groups, *, lr: float, **options: Any) -> Optimizer:
-        parameters = {id(parameter) for group in groups for parameter in group["params"]}
-        optimizer = factory(groups, lr=lr, **options)
-        if not isinstance(optimizer, Optimizer):
-            kind = type(optimizer).__name__
-            raise RecipeError(f"optim.name={path} made a {kind}: it must be a torch.optim.Optimizer")
-        if parameters != {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}:
-            raise RecipeError(f"optim.name={path} left parameters out: pass it all groups that the factory is given")
-        return optimizer
-
-    return make
-
-
 def build(
     spec: Optim,
     groups: Groups,
@@ -214,7 +193,8 @@ def build(
     make: Callable[..., Optimizer]
     kind = find_kind(spec.name)
     if FACTORY.fullmatch(spec.name):
-        make = imported_factory(spec.name, allow_import=allow_import)
+        what = {"key": "optim.name", "flag": "--optimizer", "what": "an optimizer"}
+        make = import_factory(spec.name, **what, allow_import=allow_import)
     elif kind is None:
         from timm.optim import create_optimizer_v2  # type: ignore[attr-defined]
 
@@ -228,6 +208,7 @@ def build(
         is_fused = device.type in kind.fused and not constants.get("foreach") and not is_part
         constants |= {"fused": True} if is_fused else {}
         constants |= {"seed": seed} if kind.takes_seed and "seed" not in constants else {}
+    parameters = {id(parameter) for group in groups for parameter in group["params"]}
     try:
         optimizer = make(groups, lr=lr, **constants)
     except (TypeError, ValueError, AssertionError, ImportError) as error:
@@ -237,6 +218,11 @@ def build(
             f"optim.name={spec.name} with optim.options {options or '(none)'} is refused: {first_line(error)}"
             f"{takes and f' (its options: {takes})'}"
         ) from error
+    if not isinstance(optimizer, Optimizer):
+        made = type(optimizer).__name__
+        raise RecipeError(f"optim.name={spec.name} made a {made}: it must be a torch.optim.Optimizer")
+    if parameters != {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}:
+        raise RecipeError(f"optim.name={spec.name} left parameters out: pass it all groups that the factory is given")
     optimizer.register_load_state_dict_post_hook(_match_memory_formats)
     set_lr(optimizer, lr)
     return optimizer

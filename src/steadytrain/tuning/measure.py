@@ -18,7 +18,7 @@ import torch
 
 from steadytrain import __version__
 from steadytrain.config import Recipe
-from steadytrain.data.loader import ImageLoader, default_threads
+from steadytrain.data.loader import default_threads
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.world import World
 from steadytrain.events import Compiled
@@ -147,7 +147,11 @@ def _updates(parts: _RunParts, seconds: float) -> dict[str, Any]:
 
 def _loading(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
     """Measure the loader: alone, or with updates where the parts have those."""
-    with _loader(parts) as loader:
+    recipe, threads = parts.recipe, parts.recipe.parallel.threads
+    if threads is None:
+        threads = default_threads(pin=parts.device.type == "cuda", sharing=parts.world.local_size)
+    feeding: dict[str, Any] = {"batch_size": recipe.batch_size, "threads": threads, "on_bad": lambda bad: None}
+    with build.training_feed(recipe, parts.data, parts.input, parts.device, **feeding) as loader:
         batches = load(loader, parts.device)
         if parts.trained is None:
             next(batches)
@@ -160,21 +164,6 @@ def _loading(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[st
         work: Callable[[], int] = lambda: len(next(batches).labels)  # noqa: E731
         rate = partial(images_per_second, parts.device, work, seconds=seconds / ROUNDS, least=LEAST_BATCHES)
         return {"images_per_second": median(rate()[0] for _ in range(ROUNDS))}
-
-
-def _loader(parts: _RunParts) -> ImageLoader:
-    recipe, threads = parts.recipe, parts.recipe.parallel.threads
-    if threads is None:
-        threads = default_threads(pin=parts.device.type == "cuda", sharing=parts.world.local_size)
-    return build.training_feed(
-        recipe,
-        parts.data,
-        parts.input,
-        parts.device,
-        batch_size=recipe.batch_size,
-        threads=threads,
-        on_bad=lambda bad: None,
-    )
 
 
 def _train(parts: _RunParts, next_batch: Callable[[], DeviceBatch], seconds: float) -> dict[str, Any]:

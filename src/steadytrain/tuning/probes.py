@@ -15,13 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from steadytrain.config import Recipe
 from steadytrain.distributed.world import World
 from steadytrain.errors import FailedError, SteadyError, first_line, storage_errors
-from steadytrain.files import read_table
+from steadytrain.files import Closing, read_table
 from steadytrain.machine import facts
 from steadytrain.machine.children import ChildEndedError, Forked, ForkServer, serve_forks
 from steadytrain.machine.process import lasting_imports, share_cores
@@ -65,10 +64,10 @@ class ProbeOutcome:
         return "" if self.trouble is None else self.error or self.trouble
 
 
-class Prober:
+class Prober(Closing):
     """Makes measurements, one at a time, in children of a process that has imported torch.
 
-    Entering it starts the server, which imports in the background; leaving it ends all of its processes.
+    It starts that server, which imports in the background; closing it ends all of its processes.
 
     ``world``: the rank to measure for: its device, and its part of the machine's cores and memory.
     """
@@ -76,12 +75,10 @@ class Prober:
     def __init__(self, world: World = World()) -> None:  # noqa: B008 - frozen
         self._world = world
         self._server: ForkServer | None = None
-
-    def __enter__(self) -> Self:
         self._start()
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
+        """End all processes."""
         if self._server is not None:
             self._server.end()
             self._server = None
@@ -125,35 +122,31 @@ class Prober:
         return self._server
 
 
-class ProbeCache:
-    """Outcomes on disk, one line each, written at once, so that a Ctrl-C loses no measurement.
+class ProbeCache(dict[str, ProbeOutcome]):
+    """Outcomes by key, and on disk, one line each, written at once, so that a Ctrl-C loses no measurement.
 
     ``path``: of the file; None keeps them in memory only.
     """
 
     def __init__(self, path: Path | None) -> None:
+        super().__init__()
         self.path = path
-        self._outcomes: dict[str, ProbeOutcome] = {}
         with contextlib.suppress(OSError):
             for line in [] if path is None else path.read_text(encoding="utf-8").splitlines():
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was torn by a kill
                     value = json.loads(line)
-                    self._outcomes[value["key"]] = ProbeOutcome(**value["outcome"])
-
-    def get(self, key: str) -> ProbeOutcome | None:
-        """Return an earlier outcome; None: not measured."""
-        return self._outcomes.get(key)
+                    self[value["key"]] = ProbeOutcome(**value["outcome"])
 
     def clear(self) -> None:
         """Forget all outcomes. Raises StorageError if the file cannot be removed."""
-        self._outcomes.clear()
+        super().clear()
         with storage_errors(self.path or Path()):
             if self.path is not None:
                 self.path.unlink(missing_ok=True)
 
     def put(self, key: str, outcome: ProbeOutcome) -> None:
         """Add an outcome. Raises StorageError if it cannot be written."""
-        self._outcomes[key] = outcome
+        self[key] = outcome
         if self.path is None:
             return
         with storage_errors(self.path):

@@ -261,7 +261,6 @@ def _link_text(link: Mapping[str, Any]) -> str:
 
 
 def _table(document: Mapping[str, Any]) -> str:
-    """Return the predictions as a table."""
     suffix, has_price = "" if document["images"] else "_per_million", document["price"] is not None
     heads = ["devices", "images/s", "efficiency", "step ms", "wait ms", "limit", "1M images" if suffix else "time"]
     lines = [heads + ["cost"] * has_price]

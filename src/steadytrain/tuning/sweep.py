@@ -154,7 +154,14 @@ def space_of(
         )
     space = Space(values, cases)
     for key, text in values_of_file(space, over):
-        _refuse_outside(key, text, source)
+        gate = next((gate for gate in GATES if f"{gate.part}.{gate.key}" == key), None)
+        if key in CODE and FACTORY.fullmatch(text):
+            raise InputError(f"{source} names the code {text}, which is not imported for a file: --over {key}=... does")
+        if gate is None or key in CODE or gate.part == "model":
+            continue
+        if gate.part != "data":
+            raise InputError(f"{source} varies {key} ({text}): {gate.does}, which a file alone does not; leave it out")
+        refuse_inner_addresses({key: text})
     return space
 
 
@@ -169,18 +176,6 @@ def values_of_file(space: Space, over: Collection[str]) -> Iterator[tuple[str, s
             pairs += [(key, item) for item in value]
         elif isinstance(value, str) and value != "none":
             yield key, value
-
-
-def _refuse_outside(key: str, text: str, source: Path | None) -> None:
-    """Refuse a value that acts outside of the runs, where only a file names it. Raises InputError."""
-    gate = next((gate for gate in GATES if f"{gate.part}.{gate.key}" == key), None)
-    if key in CODE and FACTORY.fullmatch(text):
-        raise InputError(f"{source} names the code {text}, which is not imported for a file: --over {key}=... does")
-    if gate is None or key in CODE or gate.part == "model":
-        return
-    if gate.part != "data":
-        raise InputError(f"{source} varies {key} ({text}): {gate.does}, which a file alone does not; leave it out")
-    refuse_inner_addresses({key: text})
 
 
 def parse_values(key: str, value: Any, parse: Callable[[str], Any]) -> Values:

@@ -37,7 +37,7 @@ SEARCH_FILE = "search.journal"
 """File in the folder of the sweep: the trials of a search."""
 
 
-def score_at(case: Case, rung: float | None = None) -> float:
+def score_at(case: Case, rung: float) -> float:
     """Return the mean over seeds of the first evaluation from epoch ``rung`` on, else the last; or :data:`NONE_YET`."""
     scores = []
     for run in case.runs:
@@ -45,7 +45,7 @@ def score_at(case: Case, rung: float | None = None) -> float:
             evaluated = read_history(run, all_ranks=False).evaluated
         except RunError:
             return NONE_YET
-        later = [event for event in evaluated if rung is not None and event.epoch >= rung - 1e-9]
+        later = [event for event in evaluated if event.epoch >= rung - 1e-9]
         if not evaluated or (not later and is_diverged(run)):
             return NONE_YET
         goodness = (later or evaluated[-1:])[0].goodness
@@ -310,19 +310,15 @@ def _point_of(trial: FrozenTrial, over: Mapping[str, Values]) -> Point:
         key: json.loads(value) if isinstance(over.get(key), list) else value for key, value in trial.params.items()
     }
     for key in over.keys() | values.keys():  # the journal may be a stranger's: what it says becomes flags of a command
-        if not _is_one_of(value := values.get(key), over.get(key, [])):
+        value, known = values.get(key), over.get(key, [])
+        is_in_range = isinstance(known, Range) and isinstance(value, int | float) and known.low <= value <= known.high
+        if not is_in_range and (isinstance(known, Range) or value not in known):
             raise RunError(
                 f"the journal of the search has {key}={value!r} in trial {trial.number}, which is none of its values:"
                 " it was edited, or is of another search; name another folder with --run"
             )
     [point] = points({key: [values[key]] for key in over})
     return Point(f"{trial.number:03d},{point.name}", values)
-
-
-def _is_one_of(value: Any, values: Values) -> bool:
-    if isinstance(values, Range):
-        return isinstance(value, int | float) and values.low <= value <= values.high
-    return value in values
 
 
 def _distribution(values: Values) -> BaseDistribution:

@@ -161,7 +161,7 @@ class ProcessTrainer:
                         free.append(slot)
                         done += 1
                         outcome = self._outcome(run, process.returncode, until)
-                        self._say(f"{done} of {total}: {run_name(run)}: {outcome}")
+                        self._say(f"{done} of {total}: {run.directory.parent.name}/{run.directory.name}: {outcome}")
                 time.sleep(POLL_SECONDS)
         if received:
             raise InterruptedSweep(130 if received[0] == signal.SIGINT else 75)
@@ -238,7 +238,6 @@ class ArrayTrainer:
         return plan_text("slurm", self._job, self._plan(runs), self._folder)
 
     def _plan(self, runs: Sequence[Run], until: float | None = None) -> Plan:
-        """Render the array job of some runs."""
         tasks = tuple(tuple(resume_command(run, self._allowed, until)) for run in runs)
         return render("slurm", replace(self._job, words=tasks[0], tasks=tasks))
 
@@ -278,11 +277,6 @@ def _is_queued(number: str) -> bool:
     if ended.code and "Invalid job id" not in ended.errors:
         raise FailedError(f"squeue exited with code {ended.code}: {' '.join(ended.errors.split())}")
     return bool(ended.output.strip())
-
-
-def run_name(run: Run) -> str:
-    """Return the name of a run of a sweep: its case and its seed."""
-    return f"{run.directory.parent.name}/{run.directory.name}"
 
 
 def is_over(run: Run, until: float | None = None) -> bool:
