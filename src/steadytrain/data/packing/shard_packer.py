@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -272,17 +272,7 @@ class ShardPacker:
                 )
             for rejected in card.rejected:
                 rejections.add(rejected)
-        rows = [(listing, cards[number]) for number, (_, listing) in enumerate(self.files)]
-        for split, group in groupby(rows, key=lambda row: row[0].split):
-            parts = list(group)
-            require_images(
-                split,
-                parts[0][0].classes,
-                before=[listing.counts() for listing, _ in parts],
-                after=[card.counts for _, card in parts],
-                num_images=[card.num_images for _, card in parts],
-                rejected=[rejected for _, card in parts for rejected in card.rejected],
-            )
+        require_images((listing, cards[number]) for number, (_, listing) in enumerate(self.files))
         return [PackedFile(path, cards[number]) for number, (path, _) in enumerate(self.files)]
 
     def _remove_left(self, *, may_be_there: bool) -> None:
