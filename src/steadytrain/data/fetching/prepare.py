@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from steadytrain.data.fetching.catalogue import DataSet, find_data_set
-from steadytrain.data.fetching.download import Patience, download, mirror_urls
+from steadytrain.data.fetching.download import download, mirror_urls
 from steadytrain.data.images.encode import Encoding, PackSettings
 from steadytrain.data.packing.pack import PackedFile, PackRequest, mute, pack_request
 from steadytrain.data.recordio.card import Card, card_path
@@ -63,10 +63,8 @@ def fetch(
     shorter_side: int | None = None,
     workers: int | None = None,
     force: bool = False,
-    patience: Patience | None = None,
     advance: FetchProgress | None = None,
     say: Say = mute,
-    data_set: DataSet | None = None,
 ) -> list[PackedFile]:
     """Fetch a data set and pack it into ``FOLDER/NAME-train.rec``, ``-val.rec`` and, where it has one, ``-test.rec``.
 
@@ -78,7 +76,6 @@ def fetch(
         mirrors: addresses of folders that have the files, tried first.
         shorter_side: scale larger images down to so many pixels on their shorter side.
         force: pack again over what is there.
-        data_set: what to fetch, instead of that of the name.
 
     Raises:
         InputError: no such data set, or a mirror that is no address.
@@ -86,7 +83,7 @@ def fetch(
         DataError: a file is not what it should be.
         StorageError: no room, or the folder cannot be written.
     """
-    data_set, advance = data_set or find_data_set(name), advance or FetchProgress()
+    data_set, advance = find_data_set(name), advance or FetchProgress()
     folder = Path(folder)
     out = folder / f"{data_set.name}.rec"
     mirror_urls(mirrors, ""), PackSettings(shorter_side=shorter_side)  # refused before a folder is made
@@ -97,15 +94,13 @@ def fetch(
     with storage_errors(downloads):
         downloads.mkdir(parents=True, exist_ok=True)
     with _held(downloads):
-        paths = {}
-        left = data_set.bytes
+        paths, left = {}, data_set.bytes
         for file in data_set.files:
             left -= file.bytes
             paths[file.name] = download(
                 file,
                 downloads,
                 mirrors=mirrors,
-                patience=patience,
                 progress=lambda done, file=file: advance.fetched(file.name, done, file.bytes),  # type: ignore[misc]
                 say=say,
                 room_bytes=left + data_set.bytes,
