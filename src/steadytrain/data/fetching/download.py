@@ -37,16 +37,12 @@ from steadytrain.machine.web import Origin, RefusedError, check_redirect, client
 
 CHUNK_BYTES = 1 << 18
 MAX_REDIRECTS = 5
-SPARE_BYTES = 16 << 20
-"""A file may be so much longer than it is said to be, besides half of that."""
-LONGEST_WAIT = 600.0
-"""Seconds that a server may ask to wait before it is given up."""
+SPARE_BYTES = 16 << 20  # that a file may be longer than it is said to be, besides half of that
+LONGEST_WAIT = 600.0  # seconds that a server may ask to wait before it is given up
 SLOW_BYTES, SLOW_SECONDS = 1024.0, 60.0
 """A connection that brings fewer bytes a second for so long is closed, and opened again."""
-TIMEOUT_SECONDS, MOST_ATTEMPTS = 30.0, 5
-"""Seconds that a server may be silent, and attempts in a row that may bring nothing."""
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds between attempts, which double."""
+TIMEOUT_SECONDS, MOST_ATTEMPTS = 30.0, 5  # seconds of silence, and attempts in a row that bring nothing
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between attempts, which double
 _MAX_DIGITS = 18
 """The most digits of a number of bytes that a server states; Python refuses to read one of 4,300."""
 
@@ -130,7 +126,13 @@ def download(
                 return target
             say(f"{target} is not what it should be ({wrong}): it is fetched again")
             target.unlink()
-        _require_room(file, folder, room_bytes)
+        part = folder / f"{file.name}.part"
+        needed = file.bytes - (part.stat().st_size if part.exists() else 0) + room_bytes
+        if needed > (free := shutil.disk_usage(folder).free):
+            raise StorageError(
+                f"{folder} has {size(free)} free, and {file.name} with what is made of it takes {size(needed)}: free"
+                " some room, or choose a folder on another disk with -o"
+            )
         reasons = []
         for url in urls:
             try:
@@ -144,18 +146,6 @@ def download(
         f"{file.name} could not be fetched ({'; '.join(reasons)}): run the same command again, which resumes where this"
         f" ended, or put the file into {folder} yourself, or give --mirror URL"
     )
-
-
-def _require_room(file: WebFile, folder: Path, room_bytes: int) -> None:
-    """Refuse to begin what the disk has no room for."""
-    part = folder / f"{file.name}.part"
-    needed = file.bytes - (part.stat().st_size if part.exists() else 0) + room_bytes
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise StorageError(
-            f"{folder} has {size(free)} free, and {file.name} with what is made of it takes {size(needed)}: free some"
-            " room, or choose a folder on another disk with -o"
-        )
 
 
 def _fetch_from(url: str, file: WebFile, target: Path, trusted: frozenset[Origin], progress: OnBytes, say: Say) -> None:

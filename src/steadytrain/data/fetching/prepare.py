@@ -13,7 +13,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,8 +33,7 @@ from steadytrain.errors import DataError, RunError, storage_errors
 from steadytrain.files import lock_at_once, open_lock, replacing
 from steadytrain.format import Say, size
 
-MAX_LIST_BYTES = 64 << 20
-"""The most bytes of a file that lists images."""
+MAX_LIST_BYTES = 64 << 20  # of a file that lists images
 MAX_ARRAY_BYTES = 1 << 30
 MAX_INNER_BYTES = 4 << 30
 MAX_MEMBERS = 2_000_000
@@ -93,7 +91,10 @@ def fetch(
     downloads = folder / "downloads" / data_set.name
     with storage_errors(downloads):
         downloads.mkdir(parents=True, exist_ok=True)
-    with _held(downloads):
+        lock = open_lock(downloads / ".lock")
+    with lock:
+        if not lock_at_once(lock):
+            raise RunError(f"another process is fetching into {downloads}: wait for it, or choose another folder")
         paths, left = {}, data_set.bytes
         for file in data_set.files:
             left -= file.bytes
@@ -141,17 +142,6 @@ def _already(folder: Path, data_set: DataSet) -> list[PackedFile]:
         if path.exists() and path.stat().st_size == card.bytes:
             files.append(PackedFile(path, card))
     return files if len(files) == len(splits) else []
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Hold a folder of downloads for this process. Raises RunError where another one has it."""
-    with storage_errors(folder):
-        lock = open_lock(folder / ".lock")
-    with lock as file:
-        if not lock_at_once(file):
-            raise RunError(f"another process is fetching into {folder}: wait for it, or choose another folder")
-        yield
 
 
 def _source(data_set: DataSet, downloads: Path, paths: Mapping[str, Path]) -> Path:
