@@ -14,12 +14,18 @@ import pytest
 from tests.data.fetching.server import Fault, Server, serve
 
 from steadytrain.data.fetching import download as module
-from steadytrain.data.fetching.download import Patience, WebFile, download, mirror_urls
+from steadytrain.data.fetching.download import WebFile, download, mirror_urls
 from steadytrain.errors import FailedError, InputError, StorageError
 
 DATA = random.Random(0).randbytes(300_000)
 OTHER = random.Random(1).randbytes(300_000)
-QUICK = Patience(timeout_seconds=5, attempts=3, backoff_seconds=0.001, longest_seconds=0.01)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up soon."""
+    for name, value in {"TIMEOUT_SECONDS": 5, "MOST_ATTEMPTS": 3, "FIRST_PAUSE": 0.001, "LONGEST_PAUSE": 0.01}.items():
+        monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture
@@ -37,7 +43,7 @@ def fetch(server: Server, folder: Path, file: WebFile | None = None, *more: str)
     """The bytes that came, and what was said."""
     messages: list[str] = []
     mirrors = [server.address, *more]
-    path = download(file or remote(), folder, mirrors=mirrors, patience=QUICK, say=messages.append)
+    path = download(file or remote(), folder, mirrors=mirrors, say=messages.append)
     assert sorted(p.name for p in folder.iterdir()) == ["a.bin"]
     return path.read_bytes(), messages
 
@@ -199,4 +205,4 @@ def test_a_certificate_decides_whether_a_server_is_believed(
 
 def test_refused_connection_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(FailedError, match="the connection failed"):
-        download(remote(), tmp_path, mirrors=["http://127.0.0.1:9"], patience=QUICK)
+        download(remote(), tmp_path, mirrors=["http://127.0.0.1:9"])

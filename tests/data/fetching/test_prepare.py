@@ -19,6 +19,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +27,10 @@ from PIL import Image
 from tests.data.fetching.server import serve
 
 from steadytrain.cli import main
+from steadytrain.data.fetching import prepare
 from steadytrain.data.fetching.catalogue import DataSet, catalogue, find_data_set
 from steadytrain.data.fetching.download import WebFile
-from steadytrain.data.fetching.prepare import fetch
+from steadytrain.data.packing.pack import PackedFile
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import DataError, FailedError
 
@@ -203,6 +205,13 @@ CASES: dict[str, tuple[Callable[[], Files], dict[str, int], int]] = {
 }
 
 
+def fetch(name: str, folder: Path, *, data_set: DataSet, **options: Any) -> list[PackedFile]:
+    """Fetch this data set by the name of another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "find_data_set", lambda name: data_set)
+        return prepare.fetch(name, folder, **options)
+
+
 def small(name: str, files: Files) -> DataSet:
     """A data set of the catalogue whose files are these: same layout, other checksums."""
     known = find_data_set(name)
@@ -281,8 +290,7 @@ def test_names_in_an_archive_are_never_paths(tmp_path: Path, files: Files, messa
 KILLED = """
 import sys
 from pathlib import Path
-from tests.data.fetching.test_prepare import caltech256, small
-from steadytrain.data.fetching.prepare import fetch
+from tests.data.fetching.test_prepare import caltech256, fetch, small
 fetch("caltech256", sys.argv[1], mirrors=[sys.argv[2]], workers=1, data_set=small("caltech256", caltech256()))
 """
 

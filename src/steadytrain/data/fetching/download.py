@@ -37,12 +37,12 @@ from steadytrain.machine.web import Origin, RefusedError, check_redirect, client
 
 CHUNK_BYTES = 1 << 18
 MAX_REDIRECTS = 5
-SPARE_BYTES = 16 << 20
-"""A file may be so much longer than it is said to be, besides half of that."""
-LONGEST_WAIT = 600.0
-"""Seconds that a server may ask to wait before it is given up."""
+SPARE_BYTES = 16 << 20  # that a file may be longer than it is said to be, besides half of that
+LONGEST_WAIT = 600.0  # seconds that a server may ask to wait before it is given up
 SLOW_BYTES, SLOW_SECONDS = 1024.0, 60.0
 """A connection that brings fewer bytes a second for so long is closed, and opened again."""
+TIMEOUT_SECONDS, MOST_ATTEMPTS = 30.0, 5  # seconds of silence, and attempts in a row that bring nothing
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between attempts, which double
 _MAX_DIGITS = 18
 """The most digits of a number of bytes that a server states; Python refuses to read one of 4,300."""
 
@@ -62,16 +62,6 @@ class WebFile:
     md5: str = ""
     sha256: str = ""
     bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """Limits of waiting for a server: ``attempts`` in a row that bring nothing, seconds between them that double."""
-
-    timeout_seconds: float = 30.0
-    attempts: int = 5
-    backoff_seconds: float = 1.0
-    longest_seconds: float = 60.0
 
 
 class _TryAgainError(Exception):
@@ -110,7 +100,6 @@ def download(
     folder: Path,
     *,
     mirrors: Iterable[str] = (),
-    patience: Patience | None = None,
     progress: OnBytes = lambda _: None,
     say: Say = lambda _: None,
     room_bytes: int = 0,
@@ -127,8 +116,7 @@ def download(
         FailedError: no place has the right file; what came of it stays, to go on from.
         StorageError: no room, or the folder cannot be written.
     """
-    target, patience = folder / file.name, patience or Patience()
-    mirrors = tuple(mirrors)
+    target, mirrors = folder / file.name, tuple(mirrors)
     urls = (*mirror_urls(mirrors, file.name), *file.urls)
     trusted = frozenset(origin for mirror in mirrors if (origin := origin_of(mirror)) is not None)
     with storage_errors(target):
@@ -138,11 +126,17 @@ def download(
                 return target
             say(f"{target} is not what it should be ({wrong}): it is fetched again")
             target.unlink()
-        _require_room(file, folder, room_bytes)
+        part = folder / f"{file.name}.part"
+        needed = file.bytes - (part.stat().st_size if part.exists() else 0) + room_bytes
+        if needed > (free := shutil.disk_usage(folder).free):
+            raise StorageError(
+                f"{folder} has {size(free)} free, and {file.name} with what is made of it takes {size(needed)}: free"
+                " some room, or choose a folder on another disk with -o"
+            )
         reasons = []
         for url in urls:
             try:
-                _fetch_from(url, file, target, trusted, patience, progress, say)
+                _fetch_from(url, file, target, trusted, progress, say)
                 return target
             except RefusedError as error:
                 reasons.append(f"{url}: {error}")
@@ -154,27 +148,7 @@ def download(
     )
 
 
-def _require_room(file: WebFile, folder: Path, room_bytes: int) -> None:
-    """Refuse to begin what the disk has no room for."""
-    part = folder / f"{file.name}.part"
-    needed = file.bytes - (part.stat().st_size if part.exists() else 0) + room_bytes
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise StorageError(
-            f"{folder} has {size(free)} free, and {file.name} with what is made of it takes {size(needed)}: free some"
-            " room, or choose a folder on another disk with -o"
-        )
-
-
-def _fetch_from(
-    url: str,
-    file: WebFile,
-    target: Path,
-    trusted: frozenset[Origin],
-    patience: Patience,
-    progress: OnBytes,
-    say: Say,
-) -> None:
+def _fetch_from(url: str, file: WebFile, target: Path, trusted: frozenset[Origin], progress: OnBytes, say: Say) -> None:
     """Fetch a file from one place, in as many attempts as bring something; RefusedError where it cannot be had."""
     opener = client(trusted=trusted, on_redirect=partial(check_redirect, trusted=trusted), max_redirects=MAX_REDIRECTS)
     part, notes = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.part.json")
@@ -186,13 +160,13 @@ def _fetch_from(
         before = part.stat().st_size if part.exists() else 0
         is_whole &= not before
         try:
-            _receive(opener, url, file, part, notes, patience, progress)
+            _receive(opener, url, file, part, notes, progress)
         except _TryAgainError as error:
             come = part.stat().st_size if part.exists() else 0
             failures = 1 if come > before else failures + 1
-            if failures >= patience.attempts:
+            if failures >= MOST_ATTEMPTS:
                 raise RefusedError(f"{error}, {count(failures, 'time')} in a row") from error
-            wait = min(patience.longest_seconds, patience.backoff_seconds * 2 ** (failures - 1))
+            wait = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (failures - 1))
             wait *= random.uniform(0.5, 1.0)  # many clients must not come back at once
             if error.seconds is not None:
                 if error.seconds > LONGEST_WAIT:
@@ -218,13 +192,7 @@ def _fetch_from(
 
 
 def _receive(
-    opener: urllib.request.OpenerDirector,
-    url: str,
-    file: WebFile,
-    part: Path,
-    notes: Path,
-    patience: Patience,
-    progress: OnBytes,
+    opener: urllib.request.OpenerDirector, url: str, file: WebFile, part: Path, notes: Path, progress: OnBytes
 ) -> None:
     """Receive the rest of a file, or all of it where the server gives no parts or has another file by now."""
     have = part.stat().st_size if part.exists() else 0
@@ -234,7 +202,7 @@ def _receive(
         if validator := _validator(notes, url):
             headers["If-Range"] = validator
     try:
-        response = opener.open(urllib.request.Request(url, headers=headers), timeout=patience.timeout_seconds)
+        response = opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 416 and have:  # there is no rest, or the file is shorter by now

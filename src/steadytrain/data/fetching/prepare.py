@@ -13,7 +13,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from steadytrain.data.fetching.catalogue import DataSet, find_data_set
-from steadytrain.data.fetching.download import Patience, download, mirror_urls
+from steadytrain.data.fetching.download import download, mirror_urls
 from steadytrain.data.images.encode import Encoding, PackSettings
 from steadytrain.data.packing.pack import PackedFile, PackRequest, mute, pack_request
 from steadytrain.data.recordio.card import Card, card_path
@@ -34,8 +33,7 @@ from steadytrain.errors import DataError, RunError, storage_errors
 from steadytrain.files import lock_at_once, open_lock, replacing
 from steadytrain.format import Say, size
 
-MAX_LIST_BYTES = 64 << 20
-"""The most bytes of a file that lists images."""
+MAX_LIST_BYTES = 64 << 20  # of a file that lists images
 MAX_ARRAY_BYTES = 1 << 30
 MAX_INNER_BYTES = 4 << 30
 MAX_MEMBERS = 2_000_000
@@ -63,10 +61,8 @@ def fetch(
     shorter_side: int | None = None,
     workers: int | None = None,
     force: bool = False,
-    patience: Patience | None = None,
     advance: FetchProgress | None = None,
     say: Say = mute,
-    data_set: DataSet | None = None,
 ) -> list[PackedFile]:
     """Fetch a data set and pack it into ``FOLDER/NAME-train.rec``, ``-val.rec`` and, where it has one, ``-test.rec``.
 
@@ -78,7 +74,6 @@ def fetch(
         mirrors: addresses of folders that have the files, tried first.
         shorter_side: scale larger images down to so many pixels on their shorter side.
         force: pack again over what is there.
-        data_set: what to fetch, instead of that of the name.
 
     Raises:
         InputError: no such data set, or a mirror that is no address.
@@ -86,7 +81,7 @@ def fetch(
         DataError: a file is not what it should be.
         StorageError: no room, or the folder cannot be written.
     """
-    data_set, advance = data_set or find_data_set(name), advance or FetchProgress()
+    data_set, advance = find_data_set(name), advance or FetchProgress()
     folder = Path(folder)
     out = folder / f"{data_set.name}.rec"
     mirror_urls(mirrors, ""), PackSettings(shorter_side=shorter_side)  # refused before a folder is made
@@ -96,16 +91,17 @@ def fetch(
     downloads = folder / "downloads" / data_set.name
     with storage_errors(downloads):
         downloads.mkdir(parents=True, exist_ok=True)
-    with _held(downloads):
-        paths = {}
-        left = data_set.bytes
+        lock = open_lock(downloads / ".lock")
+    with lock:
+        if not lock_at_once(lock):
+            raise RunError(f"another process is fetching into {downloads}: wait for it, or choose another folder")
+        paths, left = {}, data_set.bytes
         for file in data_set.files:
             left -= file.bytes
             paths[file.name] = download(
                 file,
                 downloads,
                 mirrors=mirrors,
-                patience=patience,
                 progress=lambda done, file=file: advance.fetched(file.name, done, file.bytes),  # type: ignore[misc]
                 say=say,
                 room_bytes=left + data_set.bytes,
@@ -146,17 +142,6 @@ def _already(folder: Path, data_set: DataSet) -> list[PackedFile]:
         if path.exists() and path.stat().st_size == card.bytes:
             files.append(PackedFile(path, card))
     return files if len(files) == len(splits) else []
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Hold a folder of downloads for this process. Raises RunError where another one has it."""
-    with storage_errors(folder):
-        lock = open_lock(folder / ".lock")
-    with lock as file:
-        if not lock_at_once(file):
-            raise RunError(f"another process is fetching into {folder}: wait for it, or choose another folder")
-        yield
 
 
 def _source(data_set: DataSet, downloads: Path, paths: Mapping[str, Path]) -> Path:

@@ -20,8 +20,7 @@ from PIL import Image, ImageOps
 
 from steadytrain.errors import DataError, describe_type, read_errors
 
-_STORED = ("1", "L", "LA", "P", "RGB", "RGBA")
-"""Modes of PIL that a PNG keeps."""
+_STORED = ("1", "L", "LA", "P", "RGB", "RGBA")  # modes of PIL that a PNG keeps
 
 
 def is_array(value: object) -> bool:

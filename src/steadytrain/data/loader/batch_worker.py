@@ -214,20 +214,10 @@ class BatchWorker:
             for at in range(0, n, step)
         ]
         if self.readahead is not None and not self.cache.full:
-            pieces.insert(0, partial(self._read_ahead, self.readahead, first, first + n))
+            pieces.insert(0, partial(_timed, "read_seconds", partial(self.readahead.reach, first, first + n)))
         if self.device_cache is not None and not self.device_cache.is_settled and self.cache.full:
-            pieces.insert(0, partial(self._load_device, self.device_cache))
+            pieces.insert(0, partial(_timed, "batch_seconds", partial(self.device_cache.load, self.cache)))
         return BatchJob(pieces, lambda: [batch])
-
-    def _read_ahead(self, readahead: Readahead, first: int, end: int, scratch: WorkerScratch) -> None:
-        since = time.perf_counter()
-        readahead.reach(first, end)
-        scratch.times.read_seconds += time.perf_counter() - since
-
-    def _load_device(self, device_cache: DeviceCache, scratch: WorkerScratch) -> None:
-        since = time.perf_counter()
-        device_cache.load(self.cache)
-        scratch.times.batch_seconds += time.perf_counter() - since
 
     # -- batches of cached images that are only shifted ----------------------------------------------------------------
 
@@ -332,7 +322,10 @@ class BatchWorker:
         heads: list[Encoded | BadImageError] = []
         for image, sample in zip(encoded.images, samples.tolist(), strict=True):
             scratch.record = int(self.ids[sample])
-            heads.append(_probe(image))
+            try:
+                heads.append(image if isinstance(image, BadImageError) else probe(image))
+            except BadImageError as fault:
+                heads.append(fault)
         sizes = np.array([(1, 1) if isinstance(head, BadImageError) else head.size for head in heads])
         plan = crop.plan(sizes, draws)
         scratch.begin_record(int(ids[0]))
@@ -438,6 +431,13 @@ class BatchWorker:
         yield slice(start, len(samples)), scratch.copy(views, size, since)
 
 
+def _timed(stage: str, do: Callable[[], None], scratch: WorkerScratch) -> None:
+    """Do something, whose seconds count as those of a stage."""
+    since = time.perf_counter()
+    do()
+    setattr(scratch.times, stage, getattr(scratch.times, stage) + time.perf_counter() - since)
+
+
 def _naming_its_record(piece: Callable[[WorkerScratch], None]) -> Callable[[WorkerScratch], None]:
     """Wrap a piece so that an unexpected error names the record that it was working at."""
 
@@ -451,13 +451,3 @@ def _naming_its_record(piece: Callable[[WorkerScratch], None]) -> Callable[[Work
             raise FeedError(f"the data loader failed at {place}") from error
 
     return run
-
-
-def _probe(data: Pixels | BadImageError) -> Encoded | BadImageError:
-    """Read an image's header, or return what is wrong with it."""
-    if isinstance(data, BadImageError):
-        return data
-    try:
-        return probe(data)
-    except BadImageError as fault:
-        return fault

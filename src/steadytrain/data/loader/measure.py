@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain, repeat
 
 from steadytrain.data.loader.image_loader import ImageLoader
 
@@ -51,7 +52,7 @@ def measure(loader: ImageLoader, *, seconds: float) -> Measured:
     ``loader``: a new loader: for training without ``stop``, or for evaluation, which is repeated.
     """
     began = time.perf_counter()
-    sizes = _endless_sizes(loader)
+    sizes = map(len, chain.from_iterable(repeat(loader)))  # begun again after the last batch of an evaluation
     next(sizes)
     first_batch_seconds = time.perf_counter() - began
     n, task = loader.num_samples, loader.task
@@ -70,15 +71,6 @@ def measure(loader: ImageLoader, *, seconds: float) -> Measured:
     return Measured(
         first_batch_seconds=first_batch_seconds, first_pass=first_pass if is_told_apart else None, steady=steady
     )
-
-
-def _endless_sizes(loader: ImageLoader) -> Iterator[int]:
-    """Take batches, and begin again after the last one of an evaluation."""
-    while True:
-        for batch in loader:
-            size = len(batch)
-            del batch
-            yield size
 
 
 def _take(

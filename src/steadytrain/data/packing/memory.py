@@ -67,7 +67,9 @@ class Samples(Sequence[tuple[Any, Any]]):
         self.columns: dict[Any, Sequence[Any]] | None = None
         self.image, self.labels, names = "", list[str](), list[Any]()
         label = [label] if isinstance(label, str) else list(label or ())
-        if features := _features(data):
+        features = getattr(data, "features", None)  # of a set of Hugging Face its columns by their names
+        features = features if isinstance(features, Mapping) and _has_items(data) else {}
+        if features:
             kinds = {name: type(feature).__name__ for name, feature in features.items()}
             images, labels = ([name for name in kinds if kinds[name] == kind] for kind in ("Image", "ClassLabel"))
             names, image = list(kinds), image or next(iter(images), None)
@@ -134,12 +136,6 @@ def _name_and_classes(data: Any) -> tuple[str, list[str] | None]:
     folder = Path(str(getattr(data, "root", ""))).name if hasattr(data, "samples") else ""
     name = re.sub(r"\W+", "-", folder or type(data).__name__.lower())
     return name, [str(each) for each in listed] if hasattr(listed, "__len__") and len(listed) else None
-
-
-def _features(data: Any) -> Mapping[str, Any]:
-    """Return the columns of a set of Hugging Face by their names; of other data nothing."""
-    features = getattr(data, "features", None)
-    return features if isinstance(features, Mapping) and _has_items(data) else {}
 
 
 def _has_items(data: Any) -> bool:

@@ -14,7 +14,7 @@ import os
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -255,7 +255,18 @@ def pack_request(
                 return packed
             return pack_files(force=force)
         work = digest(settings, [request.source.encode(), *identity([part for _, part in files], scratch=scratch)])
-        return _pack_and_send(outgoing, work, [file for file, _ in files], pack_files, force=force, say=say)
+        records = [file for file, _ in files]
+        if not outgoing.is_made(work):  # else by an earlier process
+            if not force:
+                outgoing.require_free(records)
+            pack_files(force=True)
+            outgoing.mark_made(work)
+        packed = [PackedFile(file, card) for file in records if (card := card_of(file)) is not None]
+        beside = [file.with_suffix(suffix) for file in records for suffix in (".idx", ".lst", SUFFIX, ".json")]
+        outgoing.send(
+            work, [[each for each in beside if each.exists()], records], say
+        )  # records last: see RecordWriter
+        return packed
 
 
 def _packed_before(files: Sequence[tuple[Path, Listing]], request: PackRequest) -> list[PackedFile] | None:
@@ -276,31 +287,6 @@ def _packed_before(files: Sequence[tuple[Path, Listing]], request: PackRequest) 
         if not is_same or bool((listing.times > packed_at).any()):
             return None
         packed.append(PackedFile(path, card))
-    return packed
-
-
-def _pack_and_send(
-    outgoing: Outgoing,
-    work: str,
-    files: Sequence[Path],
-    pack_files: Callable[..., list[PackedFile]],
-    *,
-    force: bool,
-    say: Say,
-) -> list[PackedFile]:
-    """Pack files in the cache, unless an earlier process did, and send them to a store."""
-    if not outgoing.is_made(work):
-        if not force:
-            outgoing.require_free(files)
-        pack_files(force=True)
-        outgoing.mark_made(work)
-    packed = []
-    for file in files:
-        card = card_of(file)
-        assert card is not None
-        packed.append(PackedFile(file, card))
-    beside = [file.with_suffix(suffix) for file in files for suffix in (".idx", ".lst", SUFFIX, ".json")]
-    outgoing.send(work, [[path for path in beside if path.exists()], files], say)  # records last: see RecordWriter
     return packed
 
 
@@ -389,20 +375,11 @@ def pack_listings(
                     marked_at = time.monotonic() if is_due else marked_at
                 num_seen += len(part.results)
                 progress(num_seen, total)
-        for split, group in groupby(tallies, key=lambda tally: tally.listing.split):
-            parts = list(group)
-            require_images(
-                split,
-                parts[0].listing.classes,
-                before=[tally.listing.counts() for tally in parts],
-                after=[tally.class_counts() for tally in parts],
-                num_images=[tally.num_images for tally in parts],
-                rejected=[file for tally in parts for file in tally.rejected],
-            )
         cards = [
             tally.card(writer, settings.to_dict(), source=source, has_list=not keeps)
             for tally, writer, keeps in zip(tallies, writers, keeps_lists, strict=True)
         ]
+        require_images(zip((listing for _, listing in files), cards, strict=True))
         for writer, card, tally, keeps in zip(writers, cards, tallies, keeps_lists, strict=True):
             writer.companions |= {".json": card.to_json(), SUFFIX: tally.hashes(card.digest)}
             if not keeps:  # last, so that a list that is there has its card beside it
@@ -478,37 +455,23 @@ def _examples(rejected: Sequence[Rejected]) -> str:
     return "; ".join(f"{file.name} ({file.reason})" for file in rejected[:5])
 
 
-def require_images(
-    split: str,
-    classes: Sequence[str],
-    *,
-    before: Sequence[Sequence[int]],
-    after: Sequence[Sequence[int]],
-    num_images: Sequence[int],
-    rejected: Sequence[Rejected],
-) -> None:
-    """Require that each file of one split has an image, and each class one of those that it had.
-
-    Args:
-        split: its name; empty where the source is not split.
-        classes: their names.
-        before, after: of each file, the images of each class that were listed, and those that were kept.
-        num_images: of each file, the images that were kept.
-        rejected: the files that were left out.
+def require_images(files: Iterable[tuple[Listing, Card]]) -> None:
+    """Require that each file has an image, and in training each class one of those that were listed.
 
     Raises:
         DataError: nothing is left.
     """
-    where = f" in {split}" if split else ""
-    if not all(num_images):
-        raise DataError(f"no image{where} can be used: {_examples(rejected)}")
-    counts = zip(classes, np.sum(before, axis=0), np.sum(after, axis=0), strict=True)
-    lost = [name for name, had, has in counts if had and not has]
-    if lost and split in ("", "train"):
-        raise DataError(
-            f"no image of class {', '.join(lost[:5])}{where} can be used: {_examples(rejected)}. Fix them, or remove"
-            " the class"
-        )
+    for split, group in groupby(files, key=lambda file: file[0].split):
+        listings, cards = zip(*group, strict=True)
+        where, examples = f" in {split}" if split else "", _examples([file for card in cards for file in card.rejected])
+        if not all(card.num_images for card in cards):
+            raise DataError(f"no image{where} can be used: {examples}")
+        counts = (np.sum(each, axis=0) for each in ([x.counts() for x in listings], [card.counts for card in cards]))
+        lost = [name for name, had, has in zip(listings[0].classes, *counts, strict=True) if had and not has]
+        if lost and split in ("", "train"):
+            raise DataError(
+                f"no image of class {', '.join(lost[:5])}{where} can be used: {examples}. Fix them, or remove the class"
+            )
 
 
 def remark_on_split(shards: Sequence[Listing], say: Say) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,14 +51,10 @@ from steadytrain.format import OnProgress, Say
 from steadytrain.machine.facts import require_cache_folder
 from steadytrain.machine.process import keep_no_large_blocks, return_free_memory
 
-SHARD_BYTES = 256 << 20
-"""Bytes of the source that go into a shard, where no number of shards is asked for."""
-SHARD_IMAGES = 16_384
-"""Images that go into a shard at most, where no number of shards is asked for."""
-POLL_SECONDS = 1.0
-"""Seconds between two looks of a process that waits for others."""
-SILENT_SECONDS = 30.0
-"""Seconds without a new shard, at least, after which shards of other machines are packed here."""
+SHARD_BYTES = 256 << 20  # of the source that go into a shard, where no number of shards is asked for
+SHARD_IMAGES = 16_384  # that go into a shard at most, where no number of shards is asked for
+POLL_SECONDS = 1.0  # between two looks of a process that waits for others
+SILENT_SECONDS = 30.0  # without a new shard, at least, after which shards of other machines are packed here
 
 _SUFFIXES = (".json", ".idx", ".lst", ".rec")
 """Endings of the files of a shard, in the order in which they appear."""
@@ -272,17 +268,7 @@ class ShardPacker:
                 )
             for rejected in card.rejected:
                 rejections.add(rejected)
-        rows = [(listing, cards[number]) for number, (_, listing) in enumerate(self.files)]
-        for split, group in groupby(rows, key=lambda row: row[0].split):
-            parts = list(group)
-            require_images(
-                split,
-                parts[0][0].classes,
-                before=[listing.counts() for listing, _ in parts],
-                after=[card.counts for _, card in parts],
-                num_images=[card.num_images for _, card in parts],
-                rejected=[rejected for _, card in parts for rejected in card.rejected],
-            )
+        require_images((listing, cards[number]) for number, (_, listing) in enumerate(self.files))
         return [PackedFile(path, cards[number]) for number, (path, _) in enumerate(self.files)]
 
     def _remove_left(self, *, may_be_there: bool) -> None:

@@ -22,11 +22,9 @@ from steadytrain.data.storage.store import NoObjectError, ObjectFacts, ObjectPla
 from steadytrain.errors import DataError, storage_errors
 from steadytrain.format import Say
 
-THREADS = 24
-"""Requests to a store that are made at a time."""
+THREADS = 24  # requests to a store that are made at a time
 
-_FETCHED_IMAGES, _FETCHED_BYTES = 1024, 16 << 20
-"""Images and bytes that are held in memory at a time, at most but for the last image."""
+_FETCHED_IMAGES, _FETCHED_BYTES = 1024, 16 << 20  # that are in memory at a time, but for the last image
 
 
 def folder_in_store(request: PackRequest) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median_low
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,18 +185,26 @@ def _checksum(members: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(members, sort_keys=True).encode()).hexdigest()
 
 
-def merge_cards(cards: Sequence[Card]) -> Card:
-    """Merge the cards of several files of one class list: sums, extremes, and means weighted by images.
+def merge_cards(cards: Sequence[Card], files: Sequence[Path]) -> Card:
+    """Merge the cards of several files: sums, extremes, and means weighted by images.
 
     The medians are those of the file whose median height is the middle one; settings and source are the first one's.
 
+    Raises:
+        DataError: the files have different classes, or other labels in their vectors.
+
     >>> one, two = (Card(classes=("a", "b"), counts=(n, 1), num_images=n + 1, height=(n, n, n)) for n in (2, 5))
-    >>> both = merge_cards([one, two])
+    >>> both = merge_cards([one, two], [Path("one.rec"), Path("two.rec")])
     >>> both.counts, both.num_images, both.height
     ((7, 2), 9, (2, 2, 5))
     """
     if len(cards) == 1:
         return cards[0]
+    for file, card in zip(files, cards, strict=True):
+        remedy = f"{files[0].with_suffix('.json')}, or both into one: steady pack {files[0]} {file} OUT"
+        refuse_other_classes(card.classes, cards[0].classes, of=file, card=remedy)
+        if card.label_names != cards[0].label_names:
+            raise DataError(f"{file} has other labels in its vectors than {files[0]}: pack both from one table")
     channels = max(card.channels for card in cards)
     counted = [card for card in cards if card.mean]
     mean, std = _merge_moments([card for card in counted if card.channels == channels])
@@ -311,16 +319,14 @@ def damage_of(records: Path) -> str:
         if card is None:
             return f"{card_path(records)} is gone, or no card"
         with open_regular(records) as file:
-            if card.spots and card.spots != digest_of_spots(partial(_read_part, file), card.bytes):
+            if card.spots and card.spots != digest_of_spots(
+                lambda start, end: pread(file.fileno(), end - start, start), card.bytes
+            ):
                 return f"{records} has changed since it was packed"
     except (OSError, DataError) as error:
         return str(error)
     faults = (companion_fault(records.with_suffix(suffix), value) for suffix, value in card.checksums.items())
     return next(filter(None, faults), "")
-
-
-def _read_part(file: BinaryIO, start: int, end: int) -> bytes:
-    return pread(file.fileno(), end - start, start)
 
 
 def read_classes(path: str | Path) -> tuple[str, ...]:
@@ -399,10 +405,4 @@ def card_for(path: Path) -> Card | None:
     """
     files = record_files(path)
     cards = [card for card in map(card_of, files) if card is not None]
-    if len(cards) < len(files):
-        return None
-    for file, card in zip(files, cards, strict=True):
-        refuse_other_classes(card.classes, cards[0].classes, of=file, card=files[0].with_suffix(".json"))
-        if card.label_names != cards[0].label_names:
-            raise DataError(f"{file} has other labels in its vectors than {files[0]}: pack both from one table")
-    return merge_cards(cards)
+    return merge_cards(cards, files) if len(cards) == len(files) else None

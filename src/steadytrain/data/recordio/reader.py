@@ -74,8 +74,7 @@ from steadytrain.machine.process import allow_open_files
 
 MOST_CLASSES = 1_000_000
 
-FILES_EACH = 6
-"""Files that this process has open for each record file, at most."""
+FILES_EACH = 6  # files that this process has open for each record file, at most
 
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 _START = struct.Struct("<III")
@@ -515,12 +514,17 @@ class Records(Closing):
     def __init__(self, path: Path, files: Sequence[_File]) -> None:
         self.path = path
         self._place = path.absolute()  # whoever opens it again may stand elsewhere
-        self.card = _merged_card(files)
+        cards = [file.card for file in files if file.card is not None]
+        if cards and len(cards) < len(files):
+            without = next(file.path for file in files if file.card is None)
+            raise DataError(f"{without} has no card, and others have: pack it again, or read it alone")
+        self.card = merge_cards(cards, [file.path for file in files]) if cards else None
         self._files = tuple(files)
         self._starts = [0, *accumulate(len(file.offsets) for file in files)]
-        self._bytes = sum(len(file.view) for file in files)
+        self.num_bytes = sum(len(file.view) for file in files)
+        """Bytes of all files."""
         for file in files:
-            file.view.share_room(self._bytes)
+            file.view.share_room(self.num_bytes)
         self._closed = False
 
     @staticmethod
@@ -666,7 +670,7 @@ class Records(Closing):
 
     def fill(self, needed: int) -> None:
         """Begin to fetch all objects whole, if images of ``needed`` bytes are most of them."""
-        if 2 * needed < self._bytes:
+        if 2 * needed < self.num_bytes:
             return
         start = os.getpid() * 2_654_435_761 % len(self._files)  # processes that share the cache begin at different ones
         for file in self._files[start:] + self._files[:start]:
@@ -729,7 +733,7 @@ class Records(Closing):
 
     def _keep(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         """Return what ``make`` reads of the files, of large ones once a machine."""
-        return make() if self._bytes < _LEAST_KEPT else self._cache.get(name, make)
+        return make() if self.num_bytes < _LEAST_KEPT else self._cache.get(name, make)
 
     @cached_property
     def _cache(self) -> ArrayCache:
@@ -825,7 +829,7 @@ class Records(Closing):
         """1 when the images are grey, else 3: the card's word, or that of a few images spread over the file."""
         if self.card is not None:
             return self.card.channels
-        is_grey = self._sampled_headers[:, 0]
+        is_grey = self._sampled[:, 0]
         return 1 if len(is_grey) and is_grey.all() else 3
 
     @cached_property
@@ -833,36 +837,29 @@ class Records(Closing):
         """Pixels of the longest side: the card's word, or that of a few images spread over the file."""
         if self.card is not None:
             return max(self.card.height[2], self.card.width[2])
-        return int(self._sampled_headers[:, 1].max(initial=0))
+        return int(self._sampled[:, 1:].max(initial=0))
 
     @cached_property
-    def _sampled_headers(self) -> Ints:
-        """Whether images spread over each file are grey, and their longest sides, int64[k, 2]; no header: left out."""
-        return self._keep("headers", self._read_headers)
+    def _sampled(self) -> Ints:
+        """Of images spread over the files whether it is grey, height and width, int64[k, 3]; no header: left out."""
 
-    def _read_headers(self) -> Ints:
-        headers = []
-        for start, file in zip(self._starts, self._files, strict=False):
-            for number in _spread(len(file.offsets), 16).tolist():
+        def read() -> Ints:
+            numbers, headers = _spread(len(self), 128), list[tuple[int, int, int]]()
+            self.settle(numbers)
+            for number in numbers.tolist():
                 with contextlib.suppress(BadImageError, DataError):
-                    image = read_header(self.image(start + number))
-                    headers.append((image.mode in _GREY, max(image.size)))
-        return np.array(headers, np.int64).reshape(-1, 2)
+                    image = read_header(self.image(number))
+                    headers.append((image.mode in _GREY, image.height, image.width))
+            return np.array(headers, np.int64).reshape(-1, 3)
+
+        return self._keep("sampled", read)
 
     @cached_property
     def sampled_sizes(self) -> Ints:
         """Height and width of some images spread over the files, int64[k, 2], or of one where all are of one size."""
         if self.card is not None and all(low == high > 0 for low, _, high in (self.card.height, self.card.width)):
             return np.array([[self.card.height[0], self.card.width[0]]])
-        return self._keep("sizes", self._read_sizes)
-
-    def _read_sizes(self) -> Ints:
-        sizes, numbers = [], _spread(len(self), 128)
-        self.settle(numbers)
-        for number in numbers.tolist():
-            with contextlib.suppress(BadImageError, DataError):
-                sizes.append(read_header(self.image(number)).size[::-1])
-        return np.array(sizes, np.int64).reshape(-1, 2)
+        return self._sampled[:, 1:]
 
     @property
     def usual_fit(self) -> Literal["crop", "squash"]:
@@ -880,11 +877,6 @@ class Records(Closing):
         digests = [file.digest() for file in self._files]
         return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all files."""
-        return self._bytes
-
     @cached_property
     def hashes(self) -> ImageHashes | None:
         """[N], hashes of the images, by which copies are found; None where neither files nor cache have them."""
@@ -899,21 +891,3 @@ class Records(Closing):
         self._closed = True
         for file in self._files:
             file.view.close()
-
-
-def _merged_card(files: Sequence[_File]) -> Card | None:
-    """Merge the cards of all files. Raises DataError where their classes differ."""
-    cards = [file.card for file in files if file.card is not None]
-    if not cards:
-        return None
-    if len(cards) < len(files):
-        without = next(file.path for file in files if file.card is None)
-        raise DataError(f"{without} has no card, and others have: pack it again, or read it alone")
-    first = files[0]
-    for file, card in zip(files, cards, strict=True):
-        if card.classes != cards[0].classes:
-            raise DataError(
-                f"{file.path} has other classes than {first.path}: pack it again with --classes"
-                f" {first.path.with_suffix('.json')}, or pack both into one: steady pack {first.path} {file.path} OUT"
-            )
-    return merge_cards(cards)

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 
@@ -236,13 +236,7 @@ class ByteRanges(ABC):
         """Return what was fetched of it since it was opened; None: it lies on this machine."""
         return None
 
-    @overload
-    def __getitem__(self, key: int) -> int: ...
-    @overload
-    def __getitem__(self, key: slice) -> memoryview: ...
-    def __getitem__(self, key: int | slice) -> int | memoryview:
-        if isinstance(key, int):
-            return self.read(key, key + 1)[0]
+    def __getitem__(self, key: slice) -> memoryview:
         start, end, _ = key.indices(len(self))
         return self.read(start, max(start, end))
 

@@ -21,8 +21,7 @@ from steadytrain.files import lock_at_once, open_lock, read_table, replace_file
 from steadytrain.format import size as size_words
 from steadytrain.machine.facts import require_cache_folder
 
-FILES_AT_ONCE = 4
-"""Files on their way; each of them in parts (:data:`~steadytrain.data.storage.store.PARTS_AT_ONCE`)."""
+FILES_AT_ONCE = 4  # each of them in parts, as of ``store.PARTS_AT_ONCE``
 
 
 class Outgoing:
@@ -37,10 +36,6 @@ class Outgoing:
         self.path = self.folder / self.place.name
         self._note = self.folder / ".note.json"
 
-    def uri(self, path: Path) -> str:
-        """Return where a file of the folder goes."""
-        return str(self.place.sibling(path.name))
-
     def is_made(self, work: str) -> bool:
         """Return whether the files of this work are complete, and on their way."""
         return read_table(self._note).get("work") == work
@@ -50,8 +45,8 @@ class Outgoing:
         store = Store(self.place)
         for path in paths:
             with contextlib.suppress(NoObjectError):
-                store.stat(self.place.sibling(path.name))
-                raise DataError(f"{self.uri(path)} exists: choose another name, or give --force to replace")
+                store.stat(place := self.place.sibling(path.name))
+                raise DataError(f"{place} exists: choose another name, or give --force to replace")
 
     def send(self, work: str, groups: Sequence[Sequence[Path]], say: Callable[[str], None]) -> None:
         """Send files, each group when the one before is there; what an earlier process of this work sent is not resent.

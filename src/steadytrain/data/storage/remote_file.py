@@ -198,20 +198,16 @@ class RemoteFile(ByteRanges):
         """Start fetching some ranges; return their missing pages."""
         if self._closed:
             raise DataError("closed")
-        pages = self._pages_of(starts, ends)
+        size = self.disk.page_bytes
+        first, end = np.maximum(starts, 0) // size, -(-np.minimum(ends, len(self)) // size)
+        counts = np.maximum(end - first, 0)
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        pages = np.unique(np.repeat(first, counts) + within)  # that the ranges touch, rising
         missing: Ints = pages[self.disk.present[pages] == 0]
         if len(missing):
             with self._lock() as pool:
                 self._queue(pool, missing, rank)
         return missing
-
-    def _pages_of(self, starts: Ints, ends: Ints) -> Ints:
-        """Return the pages that some ranges touch, rising, each once."""
-        size = self.disk.page_bytes
-        first, end = np.maximum(starts, 0) // size, -(-np.minimum(ends, len(self)) // size)
-        counts = np.maximum(end - first, 0)
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return np.unique(np.repeat(first, counts) + within)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[FetchPool]:

@@ -271,7 +271,10 @@ def require_same_run(folder: Path, recipe: Recipe, uri: str) -> None:
         raise RunError(f"the recipe of the run at {uri} cannot be used: {error}") from error
     if changes := [change for change in differences if not change.startswith(("parallel.", "every."))]:
         raise RunError(f"at {uri} is a run of another recipe ({'; '.join(changes)}): choose another URI")
-    there, local = newest_step(manifest.files), newest_step(_names(folder))
+    there, local = (
+        newest_step(manifest.files),
+        newest_step(path.relative_to(folder).as_posix() for path in folder.glob("checkpoints/step-*/*")),
+    )
     if there > local:
         raise RunError(
             f"the run at {uri} has come to step {there:,}, and {folder} to step {local:,}: rename {folder}, and run"
@@ -283,10 +286,6 @@ def newest_step(names: Iterable[str]) -> int:
     """Return the step of the newest checkpoint among some files of a run; 0 without any."""
     steps = (re.match(r"checkpoints/step-(\d+)/", name) for name in names)
     return max((int(match[1]) for match in steps if match), default=0)
-
-
-def _names(folder: Path) -> list[str]:
-    return [path.relative_to(folder).as_posix() for path in folder.glob("checkpoints/step-*/*")]
 
 
 def local_run(uri: str, say: Callable[[str], None]) -> Path:

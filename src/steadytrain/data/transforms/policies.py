@@ -23,25 +23,13 @@ from steadytrain.data.transforms.operations import to_device
 Ops = NDArray[np.int64]
 
 
-class Op(IntEnum):
-    """One operation of a policy."""
-
-    IDENTITY = 0
-    SHEAR_X = 1
-    SHEAR_Y = 2
-    TRANSLATE_X = 3
-    TRANSLATE_Y = 4
-    ROTATE = 5
-    BRIGHTNESS = 6
-    COLOR = 7
-    CONTRAST = 8
-    SHARPNESS = 9
-    POSTERIZE = 10
-    SOLARIZE = 11
-    AUTOCONTRAST = 12
-    EQUALIZE = 13
-    INVERT = 14
-
+Op = IntEnum(
+    "Op",
+    "IDENTITY SHEAR_X SHEAR_Y TRANSLATE_X TRANSLATE_Y ROTATE BRIGHTNESS COLOR CONTRAST SHARPNESS POSTERIZE SOLARIZE"
+    " AUTOCONTRAST EQUALIZE INVERT",
+    start=0,
+)
+"""One operation of a policy."""
 
 _MOVES = (Op.SHEAR_X, Op.SHEAR_Y, Op.TRANSLATE_X, Op.TRANSLATE_Y, Op.ROTATE)
 _COLOURS = (Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST)

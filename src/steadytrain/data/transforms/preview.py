@@ -21,8 +21,7 @@ from steadytrain.format import percent
 
 ROUNDS = 7
 COLUMNS = 8
-SHOWN_SIDE = 128
-"""Pixels of a side that images of the grid are enlarged to, if they are smaller, by whole factors."""
+SHOWN_SIDE = 128  # pixels of a side that smaller images are enlarged to, by whole factors
 
 
 @dataclass(frozen=True)
