@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -152,6 +153,52 @@ def _alone(parts: int) -> Tensors:
 
 def _parameters(tensors: Tensors) -> Tensors:
     return {name: tensors[name] for name, _ in _net().named_parameters()}
+
+
+def _killed(group: Group, compress: CompressionName, begins: tuple[int, ...]) -> Tensors:
+    """Eight updates; before those of ``begins``, counted from 0, a new process continues from the checkpoint."""
+    rank, size = group.world.rank, group.world.size
+    states: tuple[Any, Any, Any] | None = None
+    for step in range(8):
+        if step in begins:
+            net, engine = _net(), Engine(CPU, group, compress=compress, power_from=4)
+            next(net.children()).requires_grad_(step >= 3)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+            if states is not None:
+                engine.load(net, optimizer, *states[:2])
+                engine.load_state_dict(states[2])
+            call = engine.prepare(net, step)
+        elif step == 3:  # another phase
+            next(net.children()).requires_grad_(True)
+            call = engine.prepare(net, step)
+        for micro in range(1 + rank % 2):  # unequal shares
+            images = _images(8)[(step + 2 * rank + micro) % 8]
+            with engine.micro_batch(last=micro == rank % 2):
+                loss = (call(images) - step).square().mean() / size
+                engine.backward(loss, last=micro == rank % 2)
+        optimizer.step()
+        optimizer.zero_grad()
+        engine.finish_update(step + 1)
+        states = copy.deepcopy((net.state_dict(), optimizer.state_dict(), engine.state_dict()))
+    return dict(net.state_dict())
+
+
+def _whole_and_killed(group: Group) -> dict[str, Tensors]:
+    begins = {"whole": (0,), "killed": (0, 5), "killed twice": (0, 2, 6), "killed between phases": (0, 3)}
+    return {
+        f"{compress} {name}": _killed(group, compress, at)
+        for compress in ("none", "bf16", "powersgd")
+        for name, at in begins.items()
+    }
+
+
+@pytest.mark.parametrize("size", [4, pytest.param(3, marks=pytest.mark.slow)])
+def test_ranks_that_were_killed_go_on_to_every_bit_of_the_uninterrupted_run(size: int) -> None:
+    """More than two: a sum of two numbers has no order."""
+    for rank in as_group(_whole_and_killed, size):
+        for program, tensors in rank.items():
+            whole = rank[program.split()[0] + " whole"]
+            assert all(torch.equal(tensor, whole[name]) for name, tensor in tensors.items()), program
 
 
 def _norm_net() -> nn.Sequential:

@@ -266,6 +266,21 @@ def test_killed_ranks_cost_what_was_not_saved_and_nothing_else(digits: Path, who
     assert len(costs) == len(kills) and all(0 <= cost.images_repeated <= 7 * 32 for cost in costs)
 
 
+@pytest.mark.slow
+def test_four_killed_ranks_go_on_to_every_bit_of_the_uninterrupted_run(digits: Path, tmp_path: Path) -> None:
+    """Of more than two numbers, the order in which they are added is in the last bits of their sum."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    words = ["--procs", "4", "--epochs", "1"]
+    trained(digits, whole, *words)
+    child = start(digits, run, *words)
+    wait_for_step(child, run, 10)
+    os.kill(ranks_of(child, 4)[2].pid, signal.SIGKILL)
+    output, _ = child.communicate(timeout=800)
+    assert child.returncode == 0 and "rank 2 was killed by SIGKILL" in output, output
+    ours, theirs = (load_file(path / "model.safetensors") for path in (run, whole))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_a_rank_that_has_other_images_is_named(digits: Path, tmp_path: Path) -> None:
     """Ranks of two machines, say, one of which has an older copy."""
     (tmp_path / "other").mkdir()

@@ -128,6 +128,8 @@ class Engine:
             parallel.register_comm_hook(
                 self._ranks, lambda ranks, bucket: all_reduce_half(bucket.buffer(), dtype, ranks)
             )
+        if self.world.size > 2 and not self.finds_unused:
+            _arrange_buckets(parallel)
         self._parallel = parallel
         self._begin_power(step)
         return parallel
@@ -348,6 +350,18 @@ class Engine:
         """Restore what :meth:`state_dict` returned, on any number of ranks, before the module is prepared."""
         power = state.get("powersgd")
         self._saved_power = power if isinstance(power, Mapping) else None
+
+
+def _arrange_buckets(parallel: DistributedDataParallel) -> None:
+    """Have torch arrange its buckets of gradients before the first update of a process, not after it.
+
+    It arranges them once, in the order in which gradients come: here from the last parameter to the first. The place
+    in a bucket says in which order those of three ranks or more are added.
+    """
+    trained = [parameter for parameter in parallel.parameters() if parameter.requires_grad]
+    total: Tensor = parallel(by=lambda module: sum(parameter.sum() for parameter in trained))
+    total.backward()  # type: ignore[no-untyped-call]
+    parallel.zero_grad()
 
 
 class _Called(nn.Module):
