@@ -406,13 +406,13 @@ def test_of_a_program_that_is_silent_its_start_is_said_on_a_terminal(
     assert said.encode() not in subprocess.run(command, capture_output=True, check=True).stderr
 
 
-def test_a_call_from_python_says_on_a_terminal_that_it_works(tmp_path: Path) -> None:
+def test_a_call_at_pythons_prompt_says_that_it_works(tmp_path: Path) -> None:
     (tmp_path / "old.log").write_text("INFO:root:Epoch[0] Validation-accuracy=0.5\n")
     call = f"st.report({str(tmp_path / 'old.log')!r}, {str(tmp_path / 'report.md')!r})"
-    script = [sys.executable, "-c", f"import steadytrain as st\nprint({call}.name)"]
-    code, sent = on_terminal(script, 80)
+    script = f"import steadytrain as st\nprint({call}.name)"
+    code, sent = on_terminal([sys.executable, "-c", f"import sys; sys.ps1 = '>>> '\n{script}"], 80)
     assert code == 0 and sent.startswith("working\r       \rreport.md"), "the word is gone before the result"
-    assert subprocess.run(script, capture_output=True, check=True).stderr == b""
+    assert on_terminal([sys.executable, "-c", script], 80) == (0, "report.md\r\n"), "a program's terminal is its own"
 
 
 LOADING = """
@@ -456,7 +456,7 @@ def test_on_a_terminal_figures_are_drawn_and_results_stay() -> None:
     for line in (
         "epoch 1  val top-1 75.0 %  loss 0.9000  best",
         "written meanwhile",
-        "finished at step 300 after 2:10  295 images/s overall  best top-1 75.0 % at epoch 1",
+        "finished at step 300 after 2:10  295.4 images/s overall  best top-1 75.0 % at epoch 1",
     ):
         assert text.count(line) == 1, line
     assert "\x1b[32m" in sent

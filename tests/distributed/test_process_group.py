@@ -322,6 +322,7 @@ def test_an_engine_on_a_gpu_asks_for_a_group_that_is_bound_to_it(monkeypatch: py
 
 def test_a_rank_whose_run_was_removed_writes_nothing_and_says_nothing(tmp_path: Path) -> None:
     """Another rank was refused, and took the new run's folder away."""
-    rank = SimpleNamespace(record_path=tmp_path / "gone" / "a.json", world=World(), subgroups={}, collectives=list)
+    about = {"world": World(), "subgroups": {}, "collectives": list, "place": str}
+    rank = SimpleNamespace(record_path=tmp_path / "gone" / "a.json", **about)
     Group.dump(cast("Group", rank))
     assert not any(tmp_path.iterdir())

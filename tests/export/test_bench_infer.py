@@ -46,6 +46,7 @@ def other(**options):
 """
 
 
+@pytest.mark.slow
 def test_a_small_network_in_every_engine_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     engines = ["plain", "channels-last", *(["onnxruntime", "openvino"] if HAS_EXPORT else [])]
     command = ["bench", "infer", "digits", "--engines", *engines, "--batch-size", "1", "4", *QUICK, "--json"]

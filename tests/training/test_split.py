@@ -73,7 +73,7 @@ def test_near_copies_are_on_one_side_and_the_line_says_how_many_groups_there_are
         assert not np.array_equal(other.val_ids, sets.val_ids)  # type: ignore[arg-type]
     words = "40 images are 20 groups of copies and near copies; each group stays together."
     assert any(line.startswith(words) for line in said)
-    assert any("8 of 40 images (20% of each class, by whole groups) are held out" in line for line in said)
+    assert any("8 of 40 images (20 % of each class, by whole groups) are held out" in line for line in said)
 
 
 def test_folds_of_records_without_hashes_know_copies_beside_validation_data(
@@ -143,7 +143,7 @@ def test_folders_of_the_same_names_in_each_class_are_groups_where_the_user_says_
         open_data(Data(train=str(tmp_path / "pets")), seed=0)
     said: list[str] = []
     data = open_data(Data(train=str(tmp_path / "pets"), group_by="folder", holdout=0.1), seed=0, say=said.append)
-    share = "6 of 30 images (10% of each class was wanted, whole groups come to 20%) are held out"
+    share = "6 of 30 images (10 % of each class was wanted, whole groups come to 20 %) are held out"
     assert any(share in line for line in said)
     assert data.classes == ("cat", "dog") and data.groups is not None and len(np.unique(data.groups)) == 5
     assert data.train_ids is not None and data.val_ids is not None
