@@ -392,7 +392,7 @@ def test_what_reads_many_runs_says_so(verb: str, reads: str, tmp_path: Path) -> 
     ("words", "said"),
     [
         (["watch", "--"], "watching process"),
-        (["launch", "--procs", "2", "--"], "starting 2 ranks of"),
+        pytest.param(["launch", "--procs", "2", "--"], "starting 2 ranks of", marks=pytest.mark.slow),
     ],
 )
 def test_of_a_program_that_is_silent_its_start_is_said_on_a_terminal(

@@ -183,6 +183,7 @@ def test_a_search_without_optuna_is_refused_before_the_data_are_read(
     assert "--search needs Optuna" in said and "reading" not in said
 
 
+@pytest.mark.slow
 def test_halving_stops_the_worst_at_the_same_epochs_and_the_best_ends_as_without(
     recipe_file: Path, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def test_the_tuned_recipe_trains_and_is_explained(
     assert capsys.readouterr().out.startswith("measured")
 
 
+@pytest.mark.slow
 def test_batch_threads_and_precision_may_be_left_to_measuring(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     auto = ["--batch-size", "auto", "--threads", "auto", "--precision", "auto"]
     command = ["train", str(digits), "--model", "digits", "--epochs", "1", *QUICK, *auto, "--run", "run"]

@@ -83,6 +83,7 @@ def until(page: Page, expression: str, seconds: float = 60.0) -> None:
         page.wait_for_timeout(100)
 
 
+@pytest.mark.slow
 def test_a_run_that_trains_is_seen_to_go_on_and_to_end(browser: Browser, training: tuple[Run, int]) -> None:
     run, pid = training
     with serving(run, price=parse_price("3.6")) as port:
