@@ -37,7 +37,7 @@ from steadytrain.machine.web import Origin, RefusedError, check_redirect, client
 
 CHUNK_BYTES = 1 << 18
 MAX_REDIRECTS = 5
-SPARE_BYTES = 16 << 20  # that a file may be longer than it is said to be, besides half of that
+SPARE_BYTES = 16 << 20  # bytes that a file may be longer than it is said to be, besides half of that
 LONGEST_WAIT = 600.0  # seconds that a server may ask to wait before it is given up
 SLOW_BYTES, SLOW_SECONDS = 1024.0, 60.0
 """A connection that brings fewer bytes a second for so long is closed, and opened again."""

@@ -33,7 +33,7 @@ from steadytrain.errors import DataError, RunError, storage_errors
 from steadytrain.files import lock_at_once, open_lock, replacing
 from steadytrain.format import Say, size
 
-MAX_LIST_BYTES = 64 << 20  # of a file that lists images
+MAX_LIST_BYTES = 64 << 20  # bytes of a file that lists images
 MAX_ARRAY_BYTES = 1 << 30
 MAX_INNER_BYTES = 4 << 30
 MAX_MEMBERS = 2_000_000

@@ -263,9 +263,8 @@ def pack_request(
             outgoing.mark_made(work)
         packed = [PackedFile(file, card) for file in records if (card := card_of(file)) is not None]
         beside = [file.with_suffix(suffix) for file in records for suffix in (".idx", ".lst", SUFFIX, ".json")]
-        outgoing.send(
-            work, [[each for each in beside if each.exists()], records], say
-        )  # records last: see RecordWriter
+        # Records last: see RecordWriter.
+        outgoing.send(work, [[each for each in beside if each.exists()], records], say)
         return packed
 
 

@@ -51,10 +51,10 @@ from steadytrain.format import OnProgress, Say
 from steadytrain.machine.facts import require_cache_folder
 from steadytrain.machine.process import keep_no_large_blocks, return_free_memory
 
-SHARD_BYTES = 256 << 20  # of the source that go into a shard, where no number of shards is asked for
-SHARD_IMAGES = 16_384  # that go into a shard at most, where no number of shards is asked for
-POLL_SECONDS = 1.0  # between two looks of a process that waits for others
-SILENT_SECONDS = 30.0  # without a new shard, at least, after which shards of other machines are packed here
+SHARD_BYTES = 256 << 20  # bytes of the source that go into a shard, where no number of shards is asked for
+SHARD_IMAGES = 16_384  # images that go into a shard at most, where no number of shards is asked for
+POLL_SECONDS = 1.0  # seconds between two looks of a process that waits for others
+SILENT_SECONDS = 30.0  # seconds without a new shard after which shards of other machines are packed here
 
 _SUFFIXES = (".json", ".idx", ".lst", ".rec")
 """Endings of the files of a shard, in the order in which they appear."""

@@ -24,7 +24,7 @@ from steadytrain.format import Say
 
 THREADS = 24  # requests to a store that are made at a time
 
-_FETCHED_IMAGES, _FETCHED_BYTES = 1024, 16 << 20  # that are in memory at a time, but for the last image
+_FETCHED_IMAGES, _FETCHED_BYTES = 1024, 16 << 20  # images and bytes in memory at a time
 
 
 def folder_in_store(request: PackRequest) -> str:
