@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from steadytrain import __version__
 from steadytrain.config import Recipe
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
@@ -42,6 +43,17 @@ def test_with_another_number_of_ranks_cores_are_shared_out_anew(
     assert any(f"compute_threads was 64 and is now {facts.cores()}" in line for line in messages)
     again = set_up_machine(recipe, CPU, {"compute_threads": 3, "ranks": 2}, messages.append, ranks=2, sharing=2)
     assert again["compute_threads"] == 3
+
+
+def test_a_resume_by_another_version_is_said_and_a_run_of_before_versions_were_kept_says_nothing(
+    recipe: Recipe,
+) -> None:
+    messages: list[str] = []
+    machine = set_up_machine(recipe, CPU, {"steadytrain": "0.1.7"}, messages.append)
+    assert f"steadytrain was 0.1.7 and is now {__version__}: the last bits of results may differ" in messages
+    messages.clear()
+    set_up_machine(recipe, CPU, {name: machine[name] for name in machine if name != "steadytrain"}, messages.append)
+    assert messages == []
 
 
 @pytest.mark.parametrize(

@@ -223,11 +223,11 @@ class Started(Event, frozen=True, kw_only=True):
     ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels),
     ``input`` (size, channels, normalisation, fit, crop and interpolation of what it sees), ``unseen`` (share of the
     pixels of images that evaluation never sees).
-    ``machine``: what bits and speed depend on: ``device``, ``compute_threads``, ``feed_threads``, ``isa``, ``torch``,
-    ``python``, ``host``, ``cores``, ``precision``; of several ranks their number ``ranks``, and ``images_per_rank``,
-    those of the first batches that each computes; ``gpus``: of each rank on a GPU, its ``index`` in that process and
-    its ``uuid``; ``spins``: turns of a waiting compute thread; ``threads_seconds``: seconds of a pass by numbers of
-    threads, where they were measured.
+    ``machine``: what bits and speed depend on: ``device``, ``compute_threads``, ``feed_threads``, ``isa``,
+    ``steadytrain`` (its version), ``torch``, ``python``, ``host``, ``cores``, ``precision``; of several ranks their
+    number ``ranks``, and ``images_per_rank``, those of the first batches that each computes; ``gpus``: of each rank on
+    a GPU, its ``index`` in that process and its ``uuid``; ``spins``: turns of a waiting compute thread;
+    ``threads_seconds``: seconds of a pass by numbers of threads, where they were measured.
     """
 
     digest: str

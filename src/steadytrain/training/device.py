@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from steadytrain import __version__
 from steadytrain.config import Recipe
 from steadytrain.config.parts import listed_gpus
 from steadytrain.distributed.process_group import Group
@@ -205,6 +206,7 @@ def set_up_machine(
         "spins": os.environ.get("GOMP_SPINCOUNT"),
         "segments": segments,
         "isa": torch.backends.cpu.get_cpu_capability(),
+        "steadytrain": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "host": platform.node(),
@@ -214,8 +216,9 @@ def set_up_machine(
         "out_of_memory_kills": cgroups.out_of_memory_kills(),
         "precision": recipe.precision.name,
     }
-    for name in ("device", "compute_threads", "isa", "torch"):
-        notice_change(before, machine, name, notice)
+    for name in ("device", "compute_threads", "isa", "torch", "steadytrain"):
+        if before and name in before:
+            notice_change(before, machine, name, notice)
     return machine
 
 

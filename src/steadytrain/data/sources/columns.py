@@ -164,10 +164,11 @@ class TableColumns:
         used = {self.path, *self.labels, self.split, self.group}
         unused = []
         for place, name in enumerate(self.names):
+            if place in used or not name.strip():
+                continue
             values = {row[place].strip() for row in rows[1:] if len(row) > place}
             are_few = 1 < len(values) <= _FEW and all(value and not is_number(value) for value in values)
-            if place not in used and name.strip():
-                unused.append(name + f" ({', '.join(sorted(values))})" * are_few)
+            unused.append(name + f" ({', '.join(sorted(values))})" * are_few)
         if unused:
             named = ", ".join(repr(self.names[place].strip()) for place in (self.path, *self.labels[:3]))
             say(f"{path}: paths and labels are read from {named}, not from {', '.join(unused[:5])}")
