@@ -126,6 +126,15 @@ def test_means_of_repeats_are_in_every_format(tmp_path: Path) -> None:
     assert (group["seeds"], group["last_top1"]["n"], group["last_top1"]["mean"]) == ([0, 1, 2], 3, pytest.approx(0.91))
 
 
+def test_repeats_that_were_stopped_early_have_no_rows_of_dashes(tmp_path: Path) -> None:
+    runs = [Run.create(tmp_path / "a" / f"seed-{seed}", recipe(seed=seed)) for seed in range(2)]
+    write(runs[0], [started(), *map(step, range(1, 1056)), evaluated(1055, 0.9)], Clock(), end=True)
+    write(runs[1], [started(), *map(step, range(1, 20))], Clock())
+    text = to_text([summarise(run) for run in runs])
+    assert "90.0 %" in text and "±" not in text and "–" not in text.partition("\n\n")[2]
+    assert "## Repeats" not in markdown(accounts(*runs))
+
+
 def test_repeats_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for name, lr in (("a", 0.1), ("b", 0.2)):
         for seed in range(2):
