@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
+from tests.cli.terminal import on_terminal, unstyled
 from tests.reports.test_browser import browser, chromium
 
 from steadytrain.cli import main
@@ -41,6 +42,13 @@ def address(run: Path) -> Iterator[str]:
         assert server.stdout is not None
         yield next(line.strip() for line in server.stdout if line.startswith("http://"))
         server.send_signal(signal.SIGINT)
+
+
+def test_on_a_terminal_a_server_says_what_it_does_before_it_serves(run: Path) -> None:
+    command = [sys.executable, "-m", "steadytrain", "serve", str(run), "--port", "0", "--device", "cpu"]
+    code, sent = on_terminal(command, 80, until=b"Ctrl-C stops")
+    places = [unstyled(sent).find(words) for words in ("loading ", "measuring batches", "Ctrl-C stops")]
+    assert code == 0 and -1 not in places and places == sorted(places)
 
 
 @pytest.mark.browser
