@@ -56,7 +56,7 @@ def test_the_first_update_is_shown_long_before_the_first_line_of_the_log(
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     st.train(st.Run.create(tmp_path / "shown", recipe))
     shown = terminal.getvalue().partition("validation loss")[0]
-    assert "\repoch 0.0" in shown and " images/s" in shown and " left" in shown and ": nan" not in shown
+    assert "\repoch 0.1  5 %" in shown and " images/s" in shown and " left" in shown and ": nan" not in shown
 
 
 def test_a_probe_is_told_by_its_images(
