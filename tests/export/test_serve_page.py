@@ -71,6 +71,15 @@ def test_a_visitor_learns_what_it_is_and_tries_it_without_a_picture(browser: Bro
 
 
 @pytest.mark.browser
+def test_an_accuracy_is_rounded_as_in_the_report(browser: Browser, address: str) -> None:
+    page = browser.new_page()
+    page.route("**/model", lambda route: route.fulfill(json={**route.fetch().json(), "best": 53 / 80}))
+    page.goto(address)
+    page.wait_for_selector("body[data-ready]")
+    assert f"{100 * 53 / 80:.1f}" == "66.2" and "66.2 % top-1" in page.title()
+
+
+@pytest.mark.browser
 def test_the_forms_of_the_interface_send_and_show_the_answer(browser: Browser, address: str, tmp_path: Path) -> None:
     Image.new("L", (8, 8), 128).save(tmp_path / "grey.png")
     page = browser.new_page(viewport={"width": 390, "height": 844})

@@ -30,6 +30,8 @@ from steadytrain.reports.tables import (
     markdown,
     speed_table,
     to_json,
+    best_epoch,
+    epoch_table,
     to_text,
 )
 from steadytrain.run import Run
@@ -124,6 +126,15 @@ def test_means_of_repeats_are_in_every_format(tmp_path: Path) -> None:
     assert f"| a: 3 seeds | {text} | {text} |" in markdown(accounts(*runs))
     (group,) = json.loads(to_json(accounts(*runs)))["repeats"]
     assert (group["seeds"], group["last_top1"]["n"], group["last_top1"]["mean"]) == ([0, 1, 2], 3, pytest.approx(0.91))
+
+
+def test_no_epoch_is_marked_as_the_best_where_the_probe_was(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    scores = [evaluated(0, 0.9), *map(step, range(1, 352)), evaluated(351, 0.8)]
+    write(run, [started(), *scores], Clock(), end=True)
+    (account,) = accounts(run)
+    assert account.summary.quality.best is not None and account.summary.quality.best.when == "by the probe"
+    assert best_epoch(account) is None and len(epoch_table(account)[1]) == 1
 
 
 def test_repeats_that_were_stopped_early_have_no_rows_of_dashes(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def shown_epochs(account: Account) -> tuple[Sequence[Epoch], str]:
 def best_epoch(account: Account) -> int | None:
     """Return the index of the row with the evaluation of the best weights; None where there is none."""
     best = account.summary.quality.best
-    rows = enumerate(account.epochs) if best is not None and math.isfinite(best.value) else ()
+    rows = enumerate(account.epochs) if best is not None and best.step and math.isfinite(best.value) else ()
     return next((at for at, row in rows if row.val_top1 is not None and best and row.step >= best.step), None)
 
 
