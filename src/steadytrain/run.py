@@ -299,7 +299,7 @@ class Run:
         return Run(path, recipe, is_new=before is None)
 
     def refuse_other(self, recipe: Recipe, *, keys: tuple[str, ...] = ("",)) -> None:
-        """Refuse what a recipe would change in a run that started, among ``keys`` (their beginnings). Raises RunError."""
+        """Refuse a recipe that changes a run that started, in keys that begin so. Raises RunError."""
         changes = [d for d in self.recipe.differences(recipe) if not d.startswith(("parallel.", "every."))]
         changes = [change for change in changes if change.startswith(keys)]
         if not changes or (started := self.progress().started) is None:

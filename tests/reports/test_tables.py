@@ -23,6 +23,7 @@ from steadytrain.reports import accounts as report_accounts
 from steadytrain.reports.files import find_all
 from steadytrain.reports.summary import Account, Summary, summarise
 from steadytrain.reports.tables import (
+    best_epoch,
     comma_separated,
     efficiencies,
     epoch_table,
@@ -30,8 +31,6 @@ from steadytrain.reports.tables import (
     markdown,
     speed_table,
     to_json,
-    best_epoch,
-    epoch_table,
     to_text,
 )
 from steadytrain.run import Run
@@ -142,7 +141,7 @@ def test_repeats_that_were_stopped_early_have_no_rows_of_dashes(tmp_path: Path) 
     write(runs[0], [started(), *map(step, range(1, 1056)), evaluated(1055, 0.9)], Clock(), end=True)
     write(runs[1], [started(), *map(step, range(1, 20))], Clock())
     text = to_text([summarise(run) for run in runs])
-    assert "90.0 %" in text and "±" not in text and "–" not in text.partition("\n\n")[2]
+    assert "90.0 %" in text and "±" not in text and NONE not in text.partition("\n\n")[2]
     assert "## Repeats" not in markdown(accounts(*runs))
 
 
