@@ -351,7 +351,7 @@ def fit_table(lines: Sequence[Sequence[str]], width: int) -> str:
 def wrap(text: str, width: int, first: str, rest: str | None = None) -> list[str]:
     """Break text into lines of at most ``width`` columns, no word of it broken; ``first`` and ``rest`` indent them."""
     rest = first if rest is None else rest
-    text = re.sub(r"(python3 -c|\(cd ).*", lambda command: command[0].replace(" ", "\0"), clean(text))  # to be copied
+    text = re.sub(r"(python3 -c|\(cd ).*|\d %", lambda whole: whole[0].replace(" ", "\0"), clean(text))  # to be copied
     lines = textwrap.wrap(
         text,
         max(width - 1, len(rest) + 16),
@@ -368,6 +368,8 @@ def fold(text: str, columns: int | None) -> str:
 
     >>> fold("steady: there is no file a.rec", 20)
     'steady: there is no\\n  file a.rec'
+    >>> fold("forward 21 %, the rest 4 %", 26)
+    'forward 21 %, the rest\\n  4 %'
     """
     return clean(text) if columns is None else "\n".join(wrap(text, columns, "", "  "))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import steadytrain as st
+from steadytrain.errors import RunError
 
 QUICK = {"model.name": "digits", "budget.epochs": 2, "batch_size": 32, "data.pad": 1}
 QUICK |= {"parallel.device": "cpu", "parallel.compute_threads": 1}
@@ -57,6 +58,16 @@ def test_the_first_update_is_shown_long_before_the_first_line_of_the_log(
     st.train(st.Run.create(tmp_path / "shown", recipe))
     shown = terminal.getvalue().partition("validation loss")[0]
     assert "\repoch 0.1  5 %" in shown and " images/s" in shown and " left" in shown and ": nan" not in shown
+
+
+def test_what_was_waited_for_is_gone_where_an_error_ends_the_call(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = st.default_recipe(digits, QUICK)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with st.Run.create(tmp_path / "shown", recipe).lock(), pytest.raises(RunError, match="in use"):
+        st.train(st.Run.open(tmp_path / "shown"))
+    assert terminal.getvalue() == "\rstarting\r        \r"
 
 
 def test_a_probe_is_told_by_its_images(

@@ -51,31 +51,36 @@ def show_progress(events: Iterable[Event], recipe: Recipe, out: TextIO) -> Itera
         write("  ".join(parts), stays=False)
 
     write("starting", stays=False)
-    for event in events:
-        if isinstance(event, Started):
-            steps, first, began = event.steps, event.step, time.monotonic()
-            classes, num_train = event.data.get("classes") or (), event.data.get("num_train", 0)
-            images = f"{num_train:,} images in {len(classes):,} classes"
-            write(f"{recipe.model.name}, {images}: {f'{steps:,} updates' if steps else 'a probe'}", stays=True)
-        elif isinstance(event, ProbeProgress):
-            write(event.bar[1], stays=False)
-        elif isinstance(event, Logged):
-            newest = event
-            bar(event.step, event.epoch, event.images_per_second)
-        elif isinstance(event, Step):  # a line of the log may be a minute away
-            if num_train and event.seconds > 0 and time.monotonic() - drawn >= 0.5:
-                bar(event.step, event.position / num_train, event.n / event.seconds)
-        elif isinstance(event, Evaluated):
-            parts = [f"epoch {epoch(event.epoch)}" if event.step else "probe"]
-            parts += [f"loss {newest.loss:.4f}"] if newest is not None else []
-            name = score_name(event.mean_ap is not None)
-            parts += [f"validation loss {event.loss:.4f}", f"{name} {percent(event.score, 1)}"]
-            write("  ".join(parts), stays=True)
-        elif isinstance(event, Tested):
-            name, figures = score_name(event.mean_ap is not None), RunScore.of(event).words
-            write(f"test, {event.seen}: {name} {figures}", stays=True)
-        elif isinstance(event, Noticed):
-            write(in_python(event.message), stays=True)
-        elif isinstance(event, Ended):
-            write(f"{event.words} after {duration(event.seconds)}", stays=True)
-        yield event
+    try:
+        for event in events:
+            if isinstance(event, Started):
+                steps, first, began = event.steps, event.step, time.monotonic()
+                classes, num_train = event.data.get("classes") or (), event.data.get("num_train", 0)
+                images = f"{num_train:,} images in {len(classes):,} classes"
+                write(f"{recipe.model.name}, {images}: {f'{steps:,} updates' if steps else 'a probe'}", stays=True)
+            elif isinstance(event, ProbeProgress):
+                write(event.bar[1], stays=False)
+            elif isinstance(event, Logged):
+                newest = event
+                bar(event.step, event.epoch, event.images_per_second)
+            elif isinstance(event, Step):  # a line of the log may be a minute away
+                if num_train and event.seconds > 0 and time.monotonic() - drawn >= 0.5:
+                    bar(event.step, event.position / num_train, event.n / event.seconds)
+            elif isinstance(event, Evaluated):
+                parts = [f"epoch {epoch(event.epoch)}" if event.step else "probe"]
+                parts += [f"loss {newest.loss:.4f}"] if newest is not None else []
+                name = score_name(event.mean_ap is not None)
+                parts += [f"validation loss {event.loss:.4f}", f"{name} {percent(event.score, 1)}"]
+                write("  ".join(parts), stays=True)
+            elif isinstance(event, Tested):
+                name, figures = score_name(event.mean_ap is not None), RunScore.of(event).words
+                write(f"test, {event.seen}: {name} {figures}", stays=True)
+            elif isinstance(event, Noticed):
+                write(in_python(event.message), stays=True)
+            elif isinstance(event, Ended):
+                write(f"{event.words} after {duration(event.seconds)}", stays=True)
+            yield event
+    finally:
+        if width:  # what was waited for, also where an error ends it
+            out.write(f"\r{' ' * width}\r")
+            out.flush()
