@@ -37,11 +37,15 @@ def whole_number(text: str, below: int = 2**63) -> int | None:
 
 
 def percent(fraction: float | None, digits: int | None = None) -> str:
-    """Format a fraction in percent: a whole one, or one decimal below 1 %, unless ``digits`` asks for others.
+    """Format a fraction in percent: whole, or with a decimal where that says 0 or 100 of a part; or with ``digits``.
 
     >>> percent(0.433), percent(0.004), percent(0.0), percent(0.92314, 2), percent(None), percent(float("nan"))
     ('43 %', '0.4 %', '0 %', '92.31 %', '–', 'not a number')
+    >>> percent(0.994), percent(0.9995), percent(1.0)
+    ('99 %', '99.9 %', '100 %')
     """
+    if digits is None and fraction is not None and 0.995 <= fraction < 1:
+        fraction, digits = math.floor(1000 * fraction) / 1000, 1
     if digits is None:
         digits = 1 if fraction is not None and 0 < fraction < 0.0095 else 0
     return number(None if fraction is None else 100 * fraction, digits, " %")
@@ -347,7 +351,7 @@ def fit_table(lines: Sequence[Sequence[str]], width: int) -> str:
 def wrap(text: str, width: int, first: str, rest: str | None = None) -> list[str]:
     """Break text into lines of at most ``width`` columns, no word of it broken; ``first`` and ``rest`` indent them."""
     rest = first if rest is None else rest
-    text = re.sub(r"(python3 -c|\(cd ).*", lambda command: command[0].replace(" ", "\0"), clean(text))  # to be copied
+    text = re.sub(r"(python3 -c|\(cd ).*|\d %", lambda whole: whole[0].replace(" ", "\0"), clean(text))  # to be copied
     lines = textwrap.wrap(
         text,
         max(width - 1, len(rest) + 16),
@@ -364,6 +368,8 @@ def fold(text: str, columns: int | None) -> str:
 
     >>> fold("steady: there is no file a.rec", 20)
     'steady: there is no\\n  file a.rec'
+    >>> fold("forward 21 %, the rest 4 %", 26)
+    'forward 21 %, the rest\\n  4 %'
     """
     return clean(text) if columns is None else "\n".join(wrap(text, columns, "", "  "))
 

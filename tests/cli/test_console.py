@@ -439,6 +439,24 @@ def test_whatever_loads_torch_says_so(tmp_path: Path) -> None:
     assert code == 0 and 0 <= text.find("loading torch") < text.find("working")
 
 
+RACE = """
+import sys
+from steadytrain.cli import console
+console.DRAWS_PER_SECOND = 2000
+sys.setswitchinterval(1e-6)
+for number in range(400):
+    with console.status("waiting"):
+        console.note(f"line {number}")
+        console.note("more")
+"""
+
+
+def test_a_line_is_never_joined_to_what_is_waited_for() -> None:
+    """Two threads write: the one that draws, and whoever has something to say."""
+    code, sent = on_terminal([sys.executable, "-c", RACE], 80)
+    assert code == 0 and "waitingline" not in unstyled(sent) and "waitingmore" not in unstyled(sent)
+
+
 @pytest.mark.parametrize("columns", [60, pytest.param(120, marks=pytest.mark.slow)])
 def test_on_a_terminal_no_line_is_wider_than_it(columns: int) -> None:
     code, sent = scripted(columns)

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.cli.terminal import on_terminal, unstyled
 from tests.forked import start
 
 from steadytrain.cli import main, train
@@ -220,6 +221,16 @@ def test_a_search_goes_on_where_it_was_and_tries_what_it_would_have(
     rates = [row["changes"]["optim.lr"] for row in table(whole)]
     assert len(set(rates)) == 3 and all(1e-3 <= rate <= 1e-1 for rate in rates)
     assert {row["changes"]["batch_size"] for row in table(whole)} <= {16, 32}
+
+
+def test_each_trial_of_a_search_says_on_a_terminal_that_it_trains(
+    recipe_file: Path, digits: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("optuna")
+    words = command(recipe_file, digits, tmp_path / "runs", "--over", "lr=1e-3..1e-1 log", "--search", "2")
+    code, sent = on_terminal([sys.executable, "-m", "steadytrain", *words, "--epochs", "1"], 100)
+    first, _, second = unstyled(sent).partition("1 of 2 trials")
+    assert code == 0 and "training; steady report" in first and "training; steady report" in second
 
 
 @pytest.mark.parametrize(

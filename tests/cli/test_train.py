@@ -147,6 +147,20 @@ def test_longer_training_of_a_run_that_has_not_ended_names_both_ways(
     assert "--weights runs/a/model.safetensors --run runs/a-more" in capsys.readouterr().err
 
 
+def test_a_run_of_another_model_is_named_before_weights_are_fetched(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(photos))
+    assert main(["train", "photos", *QUICK, "--run", "runs/a"]) == 0
+    capsys.readouterr()
+    assert main(["finetune", "photos", "--run", "runs/a"]) == 2
+    said = capsys.readouterr().err
+    assert "runs/a holds a run of another recipe (model.name: 'mlp' -> 'timm/" in said and "cannot fetch" not in said
+
+
 def test_a_run_is_gone_on_with_by_its_folder_alone(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "photos", "--run", "runs/a", *QUICK]) == 0
     assert "\nlearning rate 0.025 = 0.1 x 32/128, warm-up" in capsys.readouterr().err

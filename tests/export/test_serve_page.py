@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
+from tests.cli.terminal import on_terminal, unstyled
 from tests.reports.test_browser import browser, chromium
 
 from steadytrain.cli import main
@@ -43,6 +44,13 @@ def address(run: Path) -> Iterator[str]:
         server.send_signal(signal.SIGINT)
 
 
+def test_on_a_terminal_a_server_says_what_it_does_before_it_serves(run: Path) -> None:
+    command = [sys.executable, "-m", "steadytrain", "serve", str(run), "--port", "0", "--device", "cpu"]
+    code, sent = on_terminal(command, 80, until=b"Ctrl-C stops")
+    places = [unstyled(sent).find(words) for words in ("loading ", "measuring batches", "Ctrl-C stops")]
+    assert code == 0 and -1 not in places and places == sorted(places)
+
+
 @pytest.mark.browser
 def test_a_visitor_learns_what_it_is_and_tries_it_without_a_picture(browser: Browser, address: str, run: Path) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844})
@@ -60,6 +68,15 @@ def test_a_visitor_learns_what_it_is_and_tries_it_without_a_picture(browser: Bro
     page.wait_for_selector("#answers li[data-answered]")
     assert page.locator("#answers .class").count() == 5
     assert page.evaluate("document.documentElement.scrollWidth") == 390 and complaints == []
+
+
+@pytest.mark.browser
+def test_an_accuracy_is_rounded_as_in_the_report(browser: Browser, address: str) -> None:
+    page = browser.new_page()
+    page.route("**/model", lambda route: route.fulfill(json={**route.fetch().json(), "best": 53 / 80}))
+    page.goto(address)
+    page.wait_for_selector("body[data-ready]")
+    assert f"{100 * 53 / 80:.1f}" == "66.2" and "66.2 % top-1" in page.title()
 
 
 @pytest.mark.browser

@@ -179,6 +179,20 @@ def test_what_the_user_says_of_spins_stays() -> None:
     assert _spins(OMP_WAIT_POLICY="passive") == "None None"
 
 
+@pytest.mark.skipif(not Path("/proc/uptime").exists(), reason="no /proc")
+def test_a_command_that_a_shell_became_did_not_start_with_the_shell() -> None:
+    """As in a job's script, or a container's: ``sh -c "fetch the data && exec steady train"``."""
+    code = (
+        "import sys, time; from steadytrain.machine import platform, process; process.share_cores()\n"
+        "print(platform.seconds_since_boot() - time.perf_counter() + process.own_start(), *sys.argv[1:])"
+    )
+    shell = 'read before rest < /proc/uptime; sleep 2; read after rest < /proc/uptime; exec "$@" $before $after'
+    words = ["sh", "-c", shell, "sh", sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    start, before, after = map(float, done.stdout.split())
+    assert start > (before + after) / 2
+
+
 @pytest.mark.parametrize("is_command", [True, False])
 def test_what_a_command_imports_to_stay_is_never_searched_for_garbage(is_command: bool) -> None:
     code = f"""

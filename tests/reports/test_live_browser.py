@@ -155,6 +155,16 @@ def test_hovering_over_the_ledger_tells_what_the_time_went_into(shown: tuple[Pag
     assert "backward pass" in (page.locator("#chart-ledger .hoverlayer").text_content() or "")
 
 
+def test_a_day_is_said_once_and_the_time_agrees_with_the_ledger(shown: tuple[Page, list[str]]) -> None:
+    page, _ = shown
+    moments = page.locator("#happened td:first-child").all_text_contents()
+    assert (
+        len(moments) > 1 and moments[0].startswith("20") and not any(moment.startswith("20") for moment in moments[1:])
+    )
+    (wall,) = page.locator("#heroes div", has_text="Wall time").locator("dd").all_text_contents()
+    assert wall.startswith((page.locator("#wall").text_content() or "").removesuffix(" in all"))
+
+
 def test_no_name_and_no_message_is_ever_markup(browser: Browser, tmp_path: Path) -> None:
     run = Run.create(tmp_path / NAME, recipe())
     stalled = Stalled(step=20, what=EVIL, seconds=90.0, expected_seconds=0.2, culprit=EVIL, stacks="stacks.txt")

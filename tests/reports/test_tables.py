@@ -23,6 +23,7 @@ from steadytrain.reports import accounts as report_accounts
 from steadytrain.reports.files import find_all
 from steadytrain.reports.summary import Account, Summary, summarise
 from steadytrain.reports.tables import (
+    best_epoch,
     comma_separated,
     efficiencies,
     epoch_table,
@@ -124,6 +125,24 @@ def test_means_of_repeats_are_in_every_format(tmp_path: Path) -> None:
     assert f"| a: 3 seeds | {text} | {text} |" in markdown(accounts(*runs))
     (group,) = json.loads(to_json(accounts(*runs)))["repeats"]
     assert (group["seeds"], group["last_top1"]["n"], group["last_top1"]["mean"]) == ([0, 1, 2], 3, pytest.approx(0.91))
+
+
+def test_no_epoch_is_marked_as_the_best_where_the_probe_was(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    scores = [evaluated(0, 0.9), *map(step, range(1, 352)), evaluated(351, 0.8)]
+    write(run, [started(), *scores], Clock(), end=True)
+    (account,) = accounts(run)
+    assert account.summary.quality.best is not None and account.summary.quality.best.when == "by the probe"
+    assert best_epoch(account) is None and len(epoch_table(account)[1]) == 1
+
+
+def test_repeats_that_were_stopped_early_have_no_rows_of_dashes(tmp_path: Path) -> None:
+    runs = [Run.create(tmp_path / "a" / f"seed-{seed}", recipe(seed=seed)) for seed in range(2)]
+    write(runs[0], [started(), *map(step, range(1, 1056)), evaluated(1055, 0.9)], Clock(), end=True)
+    write(runs[1], [started(), *map(step, range(1, 20))], Clock())
+    text = to_text([summarise(run) for run in runs])
+    assert "90.0 %" in text and "±" not in text and NONE not in text.partition("\n\n")[2]
+    assert "## Repeats" not in markdown(accounts(*runs))
 
 
 def test_repeats_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:

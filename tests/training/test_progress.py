@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import steadytrain as st
+from steadytrain.errors import RunError
 
 QUICK = {"model.name": "digits", "budget.epochs": 2, "batch_size": 32, "data.pad": 1}
 QUICK |= {"parallel.device": "cpu", "parallel.compute_threads": 1}
@@ -49,12 +50,33 @@ def test_a_pipe_sees_nothing_unless_it_is_asked_for(
     assert "validation loss" in capfd.readouterr().err
 
 
+def test_the_first_update_is_shown_long_before_the_first_line_of_the_log(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = st.default_recipe(digits, {**QUICK, "every.log_steps": 1000})
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    st.train(st.Run.create(tmp_path / "shown", recipe))
+    shown = terminal.getvalue().partition("validation loss")[0]
+    assert "\repoch 0.1  5 %" in shown and " images/s" in shown and " left" in shown and ": nan" not in shown
+
+
+def test_what_was_waited_for_is_gone_where_an_error_ends_the_call(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = st.default_recipe(digits, QUICK)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with st.Run.create(tmp_path / "shown", recipe).lock(), pytest.raises(RunError, match="in use"):
+        st.train(st.Run.open(tmp_path / "shown"))
+    assert terminal.getvalue() == "\rstarting\r        \r"
+
+
 def test_a_probe_is_told_by_its_images(
     digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     recipe = st.default_recipe(digits, {**QUICK, "model.train": "probe", "budget.epochs": 0})
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    st.train(st.Run.create(tmp_path / "probe", recipe))
+    run = st.train(st.Run.create(tmp_path / "probe", recipe)).run
+    assert st.restore(run).chosen.endswith(", by the probe")
     shown = terminal.getvalue()
     assert ": a probe" in shown and " updates" not in shown and "epoch 0" not in shown
     assert "features: 0 of " in shown and "fitting the classifier" in shown and "probe  validation loss" in shown

@@ -485,7 +485,7 @@ def _kind(kind: str, n: int, findings: list[Finding], width: int, *, files: bool
         for finding in findings:
             names.setdefault(finding.detail, []).append(finding.name or "")
         for detail, equal in names.items():
-            for name in [few(equal, MAX_EQUAL)] if detail and len(equal) > MAX_EQUAL else equal:
+            for name in [few(equal, MAX_EQUAL)] if detail and len(findings) > MAX_EQUAL else equal:
                 yield from wrap(": ".join(filter(None, (name, detail))), width, "    ", "      ")
     if n > len(findings):
         yield f"    and {n - len(findings):,} more; --json names them all"

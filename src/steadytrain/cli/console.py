@@ -149,7 +149,7 @@ class Foot:
 
         self._console = RichConsole(file=cast("TextIO", stream), force_terminal=True, highlight=False, soft_wrap=False)
         self._lines = lines
-        self._closed = threading.Event()
+        self._closed, self._turn = threading.Event(), threading.Lock()  # rich has no order of what two threads write
         self._thread = threading.Thread(target=self._draw, name="steady-foot", daemon=True)
         self._live = Live(
             console=self._console,
@@ -176,14 +176,16 @@ class Foot:
         """Print lines above the foot as they are: a path that is longer than the terminal stays whole."""
         from rich.text import Text
 
-        self._console.print(Text(text), soft_wrap=True)
+        with self._turn:
+            self._console.print(Text(text), soft_wrap=True)
 
     def print(self, parts: Iterable[str], style: str) -> None:
         """Print parts of a text above the foot, where they stay, in as few lines as hold them."""
         from rich.text import Text
 
-        for line in join_parts(parts, self._console.width - 1):
-            self._console.print(Text(line, style=style))
+        with self._turn:
+            for line in join_parts(parts, self._console.width - 1):
+                self._console.print(Text(line, style=style))
 
     def _draw(self) -> None:
         from rich.text import Text
@@ -192,7 +194,8 @@ class Foot:
             width, ascii_only = self._console.width, self._console.options.ascii_only
             lines = self._lines(width, ascii_only)
             truncate(lines, width, ascii_only)
-            self._live.update(Text("\n").join(lines), refresh=True)
+            with self._turn:
+                self._live.update(Text("\n").join(lines), refresh=True)
 
 
 def truncate(lines: list[Text], width: int, ascii_only: bool) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, print_text
+from steadytrain.cli.console import note, print_text, status
 from steadytrain.cli.evaluate import (
     AbstainAt,
     AcceptLicence,
@@ -156,7 +157,7 @@ def serve(
             print(path)
         note(f"build the image: docker build -t {shlex.quote(image)} {shlex.quote(str(write))}")
         return
-    with listen(host, port) as listener:
+    with listen(host, port) as listener, ExitStack() as shown:
         address = f"[{host}]" if ":" in host else host
         url = f"http://{address}:{listener.getsockname()[1]}/"
         if not settings.token and host not in ("127.0.0.1", "localhost", "::1"):
@@ -167,7 +168,12 @@ def serve(
             print_text(url)
             note(ready_line(service))
 
-        num_cut = serve_model(load, settings, listener, on_ready=announce)
+        def load_shown() -> Trained:
+            trained = load()
+            shown.enter_context(status("measuring batches"))
+            return trained
+
+        num_cut = serve_model(load_shown, settings, listener, on_ready=announce)
     late = f"{count(num_cut, 'request')} had no answer after --grace-seconds {grace_seconds:g}"
     note(f"stopped: {late if num_cut else 'pending requests were answered'}")
 

@@ -6,6 +6,7 @@ import json as json_module
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -133,10 +134,16 @@ def sweep(
         return 0
     shown = f"training; steady report --serve {shlex.quote(str(folder))} shows how far each run is"
     try:
-        with status(shown):
-            outcome = sweep_runs.run_sweep(
-                spec, space, cases, trainer, folder, seed=first.seed, create=create, say=note
-            )
+        with ExitStack() as waiting:
+
+            def create_shown(points: Sequence[Point]) -> list[Case]:
+                made = create(points)
+                waiting.enter_context(status(shown))  # reading the data for a trial took it away
+                return made
+
+            waiting.enter_context(status(shown))
+            known: dict[str, Any] = {"seed": first.seed, "create": create_shown, "say": note}
+            outcome = sweep_runs.run_sweep(spec, space, cases, trainer, folder, **known)
     except sweep_trainers.InterruptedSweep as interrupted:
         note(str(interrupted))
         return interrupted.exit_code

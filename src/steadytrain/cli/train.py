@@ -670,6 +670,12 @@ def open_draft(
     say(f"reading {train}")
     from steadytrain.training.loop.defaults import choose_recipe
 
+    def allow(recipe: Recipe) -> None:  # a run of another model is named before weights are fetched
+        begun = options.begun_run() if finetune else None
+        if begun is not None and str(begun.recipe.data.train) == recipe.data.train:
+            begun.refuse_other(recipe, keys=("model.name", "model.pretrained", "model.weights"))
+        require_licence(recipe.model, accepted=options.accept_licence)
+
     with status(f"reading {train}"), progress_once_known("packing images", resumes=True) as advance:
         choice = choose_recipe(
             train,
@@ -677,7 +683,7 @@ def open_draft(
             options.changes,
             finetune=finetune,
             begun=started,
-            require_licence=lambda recipe: require_licence(recipe.model, accepted=options.accept_licence),
+            require_licence=allow,
             say=say,
             progress=advance,
         )

@@ -191,7 +191,7 @@ def peak_resident_bytes() -> int:
 
 
 def usage(who: str, name: str) -> int:
-    """Return a count that the system keeps: of ``SELF`` or this ``THREAD``; 0 where it does not (Linux only)."""
+    """Return a count that Linux keeps, of ``SELF``, ``CHILDREN`` or this ``THREAD``; 0 elsewhere."""
     return int(getattr(_resource.getrusage(getattr(_resource, f"RUSAGE_{who}")), name)) if IS_LINUX else 0
 
 

@@ -34,6 +34,7 @@ from steadytrain.machine.platform import (
     open_descriptor,
     seconds_since_boot,
     set_blocking,
+    usage,
 )
 from steadytrain.machine.platform import allow_open_files as allow_open_files
 from steadytrain.machine.process_tree import read_schedstat, read_stat
@@ -153,6 +154,8 @@ def share_cores() -> None:
     """
     now, stat = time.perf_counter(), read_stat("/proc/self")
     age = 0.0 if stat is None else max(0.0, seconds_since_boot() - stat.started / TICKS)
+    if usage("CHILDREN", "ru_maxrss"):  # a shell ran other commands, then became this process: sh -c "fetch && steady"
+        age = min(age, _start_figures()[1] or 0.0)
     _COMMAND.set(_Command(now - age, now, _used_by_others()))
     if not any(name in os.environ for name in _WAITING):
         os.environ["GOMP_SPINCOUNT"] = _FEW_SPINS

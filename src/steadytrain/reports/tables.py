@@ -165,11 +165,11 @@ SPREADS: dict[str, Callable[[Repeats], str]] = {
 
 
 def spread_rows(groups: Sequence[Repeats]) -> list[list[str]]:
-    """Format repeats: the heads, then a line for each group; figures that no group has are left out, except top-1."""
-    has_map = [group.best_mean_ap is not None for group in groups]
-    heads = [head for head in SPREADS if any(has_map) or not head.endswith("mAP")]
-    heads = [head for head in heads if not all(has_map) or not head.endswith("top-1")]
-    return [["repeats", *heads], *([group.title, *(SPREADS[head](group) for head in heads)] for group in groups)]
+    """Format repeats: the heads, then a line for each group; figures that no group has are left out, or all."""
+    cells = {head: [cell(group) for group in groups] for head, cell in SPREADS.items()}
+    kept = {head: column for head, column in cells.items() if any(text != NONE for text in column)}
+    titles = [group.title for group in groups]
+    return [["repeats", *kept], *map(list, zip(titles, *kept.values(), strict=True))] if kept else []
 
 
 def spread_text(value: Spread | None, *, percents: bool = False) -> str:
@@ -268,7 +268,7 @@ def shown_epochs(account: Account) -> tuple[Sequence[Epoch], str]:
 def best_epoch(account: Account) -> int | None:
     """Return the index of the row with the evaluation of the best weights; None where there is none."""
     best = account.summary.quality.best
-    rows = enumerate(account.epochs) if best is not None and math.isfinite(best.value) else ()
+    rows = enumerate(account.epochs) if best is not None and best.step and math.isfinite(best.value) else ()
     return next((at for at, row in rows if row.val_top1 is not None and best and row.step >= best.step), None)
 
 
@@ -306,8 +306,9 @@ def markdown(accounts: Sequence[Account]) -> str:
             parts.append(f"**What held{of or ' it'} back:** " + " ".join(escape(_sentence(line)) for line in verdict))
     keys = dict.fromkeys(key for run in words for key in run)
     parts.append(table(["", *names], [[key, *(escape(run.get(key, NONE)) for run in words)] for key in keys]))
-    if groups := find_repeats([account.summary for account in accounts]):
-        heads, *lines = spread_rows(groups)
+    groups = find_repeats([account.summary for account in accounts])
+    if table_of_repeats := spread_rows(groups):
+        heads, *lines = table_of_repeats
         lines = [[escape(line[0]), *line[1:]] for line in lines]
         parts += ["## Repeats", table(heads, lines)]
     if lines := speed_table([account.summary for account in accounts]):
@@ -402,10 +403,9 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
         lines.append([clean(run.name), run.course.status, epochs, *figures])
     means = []
     for group in find_repeats(runs):
-        means += ["", f"{group.title}, mean ± standard deviation (95 % interval of the mean)"]
-        heads, figures_of = spread_rows([group])
-        table = text_table(list(zip(heads[1:], figures_of[1:], strict=True)))
-        means += [f"  {line}" for line in table.splitlines()]
+        if figures_of := list(zip(*spread_rows([group]), strict=True))[1:]:
+            means += ["", f"{group.title}, mean ± standard deviation (95 % interval of the mean)"]
+            means += [f"  {line}" for line in text_table(figures_of).splitlines()]
     return "\n".join([fit_table(lines, width), *means, "", fit_table(speed_table(runs), width)])
 
 

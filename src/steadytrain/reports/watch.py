@@ -266,7 +266,7 @@ def snapshot(watch: Watch, *, price: Price | None = None) -> RunSnapshot:
             steady=ledger.steady_images_per_second or None,
             overall=ledger.images_per_second or None,
         ),
-        seconds=seconds,
+        seconds=seconds if is_running else ledger.wall_seconds,
         remaining_seconds=left,
         cost=cost,
         ledger=ledger,

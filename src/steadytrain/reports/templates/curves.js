@@ -29,7 +29,7 @@ const curves = (() => {
   }
   // The axis of an accuracy: never far beyond 0 and 100 %, where plotly would go around a flat curve.
   const share = { autorangeoptions: { clipmin: -0.02, clipmax: 1.02 } };
-  const percent = (value) => (value === null ? null : 100 * value);
+  const percent = (value) => (value === null ? null : 100 * value - ((100 * value) % 1 === 0.25) * 1e-9);  // 66.2 of 66.25, as elsewhere on the page
 
   // Draw a chart; shares are drawn in percent, and written as elsewhere on the page: 85.0 %.
   function draw(box, traces, plan, config) {

@@ -198,9 +198,10 @@
     }));
     showVerdict(given.verdict);
     say("missing", given.missing ? `Not measurable here: ${given.missing}.` : "");
-    here("happened").replaceChildren(...given.happened.map((one) => {
+    here("happened").replaceChildren(...given.happened.map((one, k) => {
       const line = element("tr", "", { className: one.tone });
-      line.append(element("td", `${one.day} ${one.time}`.trim()), element("td", one.step), element("td", one.what));
+      const day = given.happened[k - 1]?.day === one.day ? "" : one.day;  // said once, as in the report
+      line.append(element("td", `${day} ${one.time}`.trim()), element("td", one.step), element("td", one.what));
       return line;
     }));
     stale.add("ledger");

@@ -25,7 +25,7 @@ async function describe() {
   try {
     const model = await ask("/model");
     explains = !model.no_maps;
-    const share = (value) => (100 * value).toFixed(1);
+    const share = (value) => (100 * value - ((100 * value) % 1 === 0.25) * 1e-9).toFixed(1);  // 66.2 of 66.25, as in the report
     const of = model.best == null ? model.name : `${model.data}: ${share(model.best)} % ${model.metric === "top1" ? "top-1" : "mAP"}`;
     at("model").textContent = document.title = of;
     const interval = model.best_95?.[0] == null ? [] : [`95 % interval ${share(model.best_95[0])} to ${share(model.best_95[1])}`];

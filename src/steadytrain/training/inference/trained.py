@@ -385,7 +385,7 @@ def _chosen(run: Run, path: Path) -> str:
     if path.name == "best.safetensors" and best is not None:
         name = FIGURES.get(best.figure or "", score_name(best.mean_ap is not None))
         name += " and loss" * (best.figure == USUAL)
-        return f"best by validation {name}, epoch {epoch(best.epoch)}"
+        return f"best by validation {name}, {f'epoch {epoch(best.epoch)}' if best.epoch else 'by the probe'}"
     if path.name == run.weights.name:
         return "last" if best is not None else "last: nothing was validated"
     return ""
