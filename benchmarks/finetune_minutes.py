@@ -61,6 +61,7 @@ def contend(name: str, images: Path, weights: Path, seed: int, turn: Path, args:
         script = str(PEERS / "finetune_autogluon.py")
         answer = asked([*one, str(python), clock, script, *map(str, words)], turn, LIMIT)
         values: dict[str, Any] = json.loads(answer.splitlines()[-1])
+        values["n"] = sum(file.is_file() for file in (images / "test").rglob("*"))
     else:
         words = ["finetune", images / "train", "--val", images / "validation", "--run", turn / "run", "--seed", seed]
         words += ["--model", "timm/mobilenetv2_100", "--weights", weights, "--json"]
