@@ -105,6 +105,19 @@ def test_an_exported_run_answers_as_predict_does(run: Path, tmp_path: Path, caps
         st.restore(tmp_path / "a.onnx")
 
 
+def test_an_export_says_that_predict_computes_in_other_numbers(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "lenet", "--size", "32", "--epochs", "1", "--batch-size", "8", "--device", "cpu"]
+    for numbers in ("bf16", "fp32"):
+        again = tmp_path / numbers
+        photos = str(run.parent / "photos")
+        assert main(["train", photos, *words, "--precision", numbers, "--run", str(again)]) == 0
+        assert main(["export", str(again), "-o", str(tmp_path / "a.onnx"), "--with-preprocessing"]) == 0
+        said = "predict and serve answer in bf16" in "".join(capsys.readouterr())
+        assert said == (numbers == "bf16")
+
+
 def test_a_file_whose_preprocessing_is_wrong_is_not_kept(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,14 +139,19 @@ def test_packing_says_once_that_16_bits_hold_12(colour: int, tmp_path: Path) -> 
     assert depth == "4 images have 16 bits a channel, of which 8 are kept"
     assert remark.startswith("4 images of 16 bits have no value above") and "-evaluate multiply 16 FILES" in remark
     report = examine_source(tmp_path / "photos", workers=0)
-    assert [finding.detail for finding in report.findings.of("few-levels")] == [remark]
+    *named, whole = report.findings.of("few-levels")
+    assert whole.detail == remark and {finding.detail for finding in named} == {"no value above 4,095"}
+    assert len({finding.name for finding in named}) == 4
     _encode_16 = np.asarray(picture(1, SIZE, "RGB" if colour else "L")).astype(">u2") * 257
     (tmp_path / "photos/0/4.png").write_bytes(
         png(*SIZE, bits=16, colour=colour, pixels=_encode_16.astype(">u2").tobytes())
     )
     pack(tmp_path / "photos", tmp_path / "again", say=remarks.append)
-    # One that is bright: the set has 16 bits, and some are dark.
-    assert remarks[2:] == ["5 images have 16 bits a channel, of which 8 are kept"]
+    depth, remark = remarks[2:]
+    assert depth == "5 images have 16 bits a channel, of which 8 are kept"
+    assert remark.startswith("4 of 5 images of 16 bits have no value above")
+    report = examine_source(tmp_path / "photos", workers=0)
+    assert {finding.name for finding in report.findings.of("few-levels")} == {*(one.name for one in named), None}
 
 
 @pytest.mark.parametrize(("bands", "extra"), [(4, ()), (4, (0,)), (5, (0, 0))])

@@ -135,6 +135,10 @@ REFUSED = {
     ),
     "one class": (["cat/1.jpg"], "only one class, cat: a classifier needs at least two"),
     "one too high": (["images/cat/1.jpg", "images/dog/1.jpg"], r"did you mean .*images\? It holds cat, dog"),
+    "one too high, beside a folder of texts": (
+        ["images/cat/1.jpg", "images/dog/1.jpg", "meta/"],
+        r"no image in .* \(meta\): .* \(did you mean .*images\? It holds cat, dog\)",
+    ),
     "twice": (["train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg"], "holds both val and valid: keep one"),
     "val alone knows": (["train/a/1.jpg", "train/b/1.jpg", "val/elk/1.jpg"], "the class list lacks: elk"),
 }

@@ -455,6 +455,18 @@ def test_splits_without_labels_are_refused_with_the_remedy(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("beside", "message"),
+    [
+        (["annotations/train.csv"], r"\(no table beside them\): if annotations/train.csv has .* --labels .*train.csv$"),
+        ([f"labels/{number}.txt" for number in range(9)], "no table holds labels"),  # boxes
+    ],
+)
+def test_a_table_in_another_folder_is_named_with_the_flag(tmp_path: Path, beside: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        found(_folder(_images("images/1.jpg", "images/2.jpg", *beside), tmp_path / "set"), tmp_path / "scratch")
+
+
 def _trees(*tops: str, inside: Iterable[str] = ("cat", "dog")) -> list[str]:
     return [f"{top}/{inner}/{number}.png" for top in tops for inner in inside for number in range(2)]
 

@@ -402,6 +402,23 @@ def test_table_of_paths_alone_takes_folders_as_classes(tmp_path: Path, name: str
     assert messages[-1] == f"{tmp_path / name} has no label column: the folder of an image is its class"
 
 
+def test_a_list_of_paths_without_suffix_takes_folders_as_classes(tmp_path: Path) -> None:
+    """As Food-101 has ``meta/train.txt`` beside ``images``."""
+    (tmp_path / "meta").mkdir()
+    for number, name in enumerate(("apple_pie", "waffles")):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for image in range(3):
+            (tmp_path / "images" / name / f"{number}{image}.jpg").write_bytes(b"x")
+    table = tmp_path / "meta/train.txt"
+    table.write_text("apple_pie/00\napple_pie/02\nwaffles/10\n")
+    names = ["apple_pie/00.jpg", "apple_pie/02.jpg", "waffles/10.jpg"]
+    images = tmp_path / "images"
+    for listing in (*found(table, tmp_path, root=images), *found(images, tmp_path, labels=table)):
+        assert (listing.names, listing.classes) == (names, ("apple_pie", "waffles"))
+    with pytest.raises(DataError, match="Of paths without a suffix, give the folder of the images with --root"):
+        found(table, tmp_path)
+
+
 def test_paths_without_folders_get_a_remedy_for_labels(read: Read) -> None:
     with pytest.raises(DataError, match="only one column: each line needs a path and a label"):
         read("image_0001.jpg\nimage_0002.jpg\n", "image_0001.jpg", "image_0002.jpg")

@@ -16,7 +16,7 @@ from steadytrain.config.defaults import MUCH_UNSEEN, usual_crop
 from steadytrain.data.checking.findings import Findings
 from steadytrain.data.images.look import FINGERPRINT_BYTES, Fingerprints, Look, is_wide
 from steadytrain.data.images.near import Hashes
-from steadytrain.data.images.statistics import DeepImages
+from steadytrain.data.images.statistics import DARK, DeepImages
 from steadytrain.format import percent
 
 SMALL = 10  # images of a class
@@ -62,6 +62,8 @@ class ImageTally:
         for kind, detail in look.odd:
             self.findings.add(kind, detail, **place)
         self._deep.add(look.peak)
+        if 0 <= look.peak < DARK:
+            self.findings.add("few-levels", f"no value above {DARK - 1:,}", **place)
 
     def add_depth(self) -> None:
         """Add that images of 16 bits use few of them, when all have been seen."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -14,6 +15,7 @@ from steadytrain.format import count
 
 SMALL = 128 * 128  # pixels up to which all are counted, many images at a time: a call costs as much as so many pixels
 EVERY = 8  # rows of a larger one
+DARK = 2**12  # values of an image of 16 bits: below it at most 16 of 256 levels are left
 _STACK = 64
 _ROWS = 256  # rows of squares up to 255 * 255, whose sum float32 still holds exactly
 
@@ -81,19 +83,32 @@ def mean_and_std(totals: Ints, *, channels: int) -> tuple[tuple[float, ...], tup
 
 
 class DeepImages:
-    """Images of 16 bits whose range is not known, their largest value, and images by what of them is not kept."""
+    """Images of 16 bits whose range is not known, their largest value, and images by what of them is not kept.
 
-    def __init__(self, count: int = 0, peak: int = 0, lost: Mapping[str, int] | None = None) -> None:
+    ``dark`` of them have no value of 12 bits or more, the largest is ``dark_peak``.
+    """
+
+    def __init__(
+        self, count: int = 0, peak: int = 0, lost: Mapping[str, int] | None = None, dark: int = 0, dark_peak: int = 0
+    ) -> None:
         self.count, self.peak, self.lost = count, peak, Counter(lost)
+        self.dark, self.dark_peak = dark, dark_peak
 
     def add(self, peak: int, lost: Iterable[str] = ()) -> None:
         """Count in an image by its ``info["peak"]`` (-1: none) and the words of its ``info["lost"]``."""
         self.lost.update(lost)
         if peak >= 0:
             self.count, self.peak = self.count + 1, max(self.peak, peak)
+            if peak < DARK:
+                self.dark, self.dark_peak = self.dark + 1, max(self.dark_peak, peak)
+
+    def note(self) -> list[Any]:
+        """Return the arguments that make an equal one, as plain data."""
+        return [self.count, self.peak, self.lost, self.dark, self.dark_peak]
 
     def __add__(self, other: DeepImages) -> DeepImages:
-        return DeepImages(self.count + other.count, max(self.peak, other.peak), self.lost + other.lost)
+        peaks = max(self.peak, other.peak), max(self.dark_peak, other.dark_peak)
+        return DeepImages(self.count + other.count, peaks[0], self.lost + other.lost, self.dark + other.dark, peaks[1])
 
     def remarks(self) -> list[str]:
         """Say what is not kept, and how many images have it; last what :meth:`remark` says."""
@@ -101,18 +116,21 @@ class DeepImages:
         return [*lost, *filter(None, [self.remark()])]
 
     def remark(self) -> str:
-        """Say what is lost and how to keep it, where none of them uses the upper bits; empty else.
+        """Say what is lost and how to keep it, where none, or some, of them use a part of their range; empty else.
 
         >>> DeepImages(3, 4016).remark()[:72], DeepImages(3, 60000).remark()
         ('3 images of 16 bits have no value above 4,016, as those of 12 bits have,', '')
+        >>> DeepImages(3, 60000, dark=1, dark_peak=900).remark()[:76]
+        '1 of 3 images of 16 bits has no value above 900, as those of 10 bits have, a'
         """
-        bits = next((bits for bits in (8, 10, 12, 14) if self.peak < 2**bits), 16)
-        if not self.count or bits == 16:
+        number, peak = (self.count, self.peak) if self.peak < 2**14 else (self.dark, self.dark_peak)
+        if not number:
             return ""
-        images = "1 image of 16 bits has" if self.count == 1 else f"{self.count:,} images of 16 bits have"
+        bits = next(bits for bits in (8, 10, 12, 14) if peak < 2**bits)
+        of = f"{number:,} of {self.count:,} images" if number < self.count else count(number, "image", "images")
         return (
-            f"{images} no value above {self.peak:,}, as those of {bits} bits have, and the files do not say so: 65,535"
-            f" is read as white, so that of 256 levels {(self.peak + 128) // 257 + 1} are left. Scale the files first"
-            f" (ImageMagick: mogrify -evaluate multiply {2 ** (16 - bits)} FILES), and alike those that the model will"
-            " be used on"
+            f"{of} of 16 bits {'has' if number == 1 else 'have'} no value above {peak:,}, as those of {bits} bits have,"
+            f" and the files do not say so: 65,535 is read as white, so that of 256 levels {(peak + 128) // 257 + 1}"
+            " are left. Scale such files first (ImageMagick: mogrify -evaluate multiply"
+            f" {2 ** (16 - bits)} FILES), and alike those that the model will be used on"
         )

@@ -573,7 +573,7 @@ class Tally:
             "rejected": self.rejected[rejected:],
             "encodings": self._encodings,
             "totals": [self._num_kept, self._num_counted, self._colour],
-            "deep": [self.deep.count, self.deep.peak, self.deep.lost],
+            "deep": self.deep.note(),
             "counts": base64.b64encode(self.counts.tobytes()).decode(),
         }
 

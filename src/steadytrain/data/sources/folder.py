@@ -330,12 +330,15 @@ def _list_classes(
         raise _no_class(where, loose=bool(folder.images), on_disk=on_disk)
     require_known(sorted(name for name in rows.keys() - set(names) if rows[name]), names, where)
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
+    full = [name for name in names if rows.get(name)]
+    inner_names = list(by_name[full[0]].folders) if on_disk and len(full) == 1 else []
+    hint = f" (did you mean {Path(where) / full[0]}? It holds {few(inner_names)})" * (len(inner_names) > 1)
     if class_list is None and empty:
         noun = "class folders hold" if len(empty) > 1 else "class folder holds"
-        raise DataError(f"{len(empty)} {noun} no image in {where} ({few(empty)}): add images or remove the folder")
+        raise DataError(
+            f"{len(empty)} {noun} no image in {where} ({few(empty)}): add images or remove the folder{hint}"
+        )
     if class_list is None and len(names) < 2:
-        inner_names = list(by_name[names[0]].folders) if on_disk else []
-        hint = f" (did you mean {Path(where) / names[0]}? It holds {few(inner_names)})" * (len(inner_names) > 1)
         raise DataError(f"{where} holds only one class, {names[0]}: a classifier needs at least two{hint}")
     others = (
         sorted([*folder.images, *folder.others]) if on_disk else list(_sorted([*folder.images, *folder.others], files))

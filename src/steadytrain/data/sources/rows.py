@@ -85,7 +85,7 @@ def find_delimiter(lines: Sequence[str]) -> str:
     rows = _without_remarks(lines)
     if form := _form_of_blanks(rows[_head_of(rows)[1] :]):
         return form
-    if all(is_image(line.strip()) for line in lines[1:] or lines):
+    if all(is_image(line.strip()) or "/" in line.strip("/ \n") for line in lines[1:] or lines):
         return LINE
     raise DataError("only one column: each line needs a path and a label, separated by a comma or a tab")
 

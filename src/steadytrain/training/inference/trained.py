@@ -361,13 +361,18 @@ def _set_policy(precision: recipes.Precision, device: torch.device) -> Policy:
 def _policy_of_run(
     run: Run | None, step: int, precision: str | None, device: torch.device
 ) -> tuple[Policy, tuple[str, ...]]:
-    """Return the precision in which a run was evaluated after ``step``, and a note if this device cannot compute so."""
-    if run is None or precision is not None:
+    """Return the precision in which a run was evaluated after ``step``, or the named one, and a note if they differ."""
+    if run is None:
         return _policy(precision, device), ()
     try:
-        return _set_policy(run.recipe.after(step).precision, device), ()
+        own = run.recipe.after(step).precision
+        if precision is None:
+            return _set_policy(own, device), ()
     except RecipeError as error:
-        return _policy(None, device), (f"evaluated in fp32, not as the run was: {error}",)
+        return _policy(precision, device), (f"evaluated in {precision or 'fp32'}, not as the run was: {error}",)
+    answer = f"predict and serve answer in {own.name}, as {run.directory} was evaluated"
+    note = f"computed in {precision}; {answer}: probabilities differ, and close calls"
+    return _policy(precision, device), () if precision == own.name else (note,)
 
 
 def _run_of(path: Path, about: Mapping[str, Any]) -> Run | None:
