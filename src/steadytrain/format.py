@@ -37,7 +37,7 @@ def whole_number(text: str, below: int = 2**63) -> int | None:
 
 
 def percent(fraction: float | None, digits: int | None = None) -> str:
-    """Format a fraction in percent: whole, or with a decimal where that says 0 or 100 of a part; or with ``digits``.
+    """Format a fraction in percent: whole, with one decimal where rounding would say 0 or 100 %, or with ``digits``.
 
     >>> percent(0.433), percent(0.004), percent(0.0), percent(0.92314, 2), percent(None), percent(float("nan"))
     ('43 %', '0.4 %', '0 %', '92.31 %', '–', 'not a number')

@@ -280,8 +280,8 @@ class Run:
             is_another = before is not None and before.recipe.digest != recipe.digest
             if before is None and path.exists() and not _is_only_begun(path):
                 raise RunError(f"{path} exists and is not a run (no recipe.json): choose another --run folder")
-            if before is not None and is_another:
-                before.refuse_other(recipe)
+            if before is not None and is_another and before.progress().started is not None:
+                raise before.refusal(recipe)
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             if before is not None and not is_another:  # what the run has decided stays
                 kept = {
@@ -298,20 +298,20 @@ class Run:
                 sync(path.parent)  # or a power cut takes the folder
         return Run(path, recipe, is_new=before is None)
 
-    def refuse_other(self, recipe: Recipe, *, keys: tuple[str, ...] = ("",)) -> None:
-        """Refuse a recipe that changes a run that started, in keys that begin so. Raises RunError."""
-        changes = [d for d in self.recipe.differences(recipe) if not d.startswith(("parallel.", "every."))]
-        changes = [change for change in changes if change.startswith(keys)]
-        if not changes or (started := self.progress().started) is None:
-            return
+    def refusal(self, recipe: Recipe, *, keys: tuple[str, ...] = ("",)) -> RunError:
+        """Return the error for a recipe that is not that of this run, which started; it names keys that begin so."""
+        differences = [line for line in self.recipe.differences(recipe) if line.startswith(keys)]
+        changes = [line for line in differences if not line.startswith(("parallel.", "every."))]
         remedy = "choose another --run folder, or repeat the command that made this one"
-        is_longer = all(d.startswith(("budget.", "optim.warmup")) for d in changes)
-        if is_longer and not self.progress().finished:
+        started = self.progress().started
+        is_longer = bool(changes) and all(line.startswith(("budget.", "optim.warmup")) for line in changes)
+        if started is not None and is_longer and not self.progress().finished:
             resumed = f"steady resume {shlex.quote(str(self.directory))} finishes it as it was planned"
             remedy = f"{resumed}; or, {_longer(self, started)}"
-        elif is_longer:
+        elif started is not None and is_longer:
             remedy = f"it is finished; {_longer(self, started)}"
-        raise RunError(f"{self.directory} holds a run of another recipe ({'; '.join(changes)}): {remedy}")
+        listed = "; ".join(changes or differences)
+        return RunError(f"{self.directory} holds a run of another recipe ({listed}): {remedy}")
 
     @staticmethod
     def is_run(path: str | Path) -> bool:

@@ -159,6 +159,20 @@ def test_a_run_of_another_model_is_named_before_weights_are_fetched(
     assert main(["finetune", "photos", "--run", "runs/a"]) == 2
     said = capsys.readouterr().err
     assert "runs/a holds a run of another recipe (model.name: 'mlp' -> 'timm/" in said and "cannot fetch" not in said
+    for words in (["--budget-minutes", "3"], ["--explain"]):  # a plan may have chosen its model; nothing is trained
+        main(["finetune", "photos", "--run", "runs/a", *words])
+        assert "another recipe" not in capsys.readouterr().err
+
+
+def test_a_plateau_of_a_run_that_began_keeps_its_evaluations(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "photos", "--model", "mlp", "--batch-size", "32", "--device", "cpu", "--run", "runs/a"]
+    words += ["--schedule", "plateau", "--epochs", "4"]
+    assert main([*words, "--until", "1"]) == 75
+    before = Path("runs/a/recipe.json").read_bytes()
+    capsys.readouterr()
+    assert main([*words, "--set", "every.evaluate_epochs=2"]) == 2
+    assert "every.evaluate_epochs: 1.0 -> 2.0" in capsys.readouterr().err
+    assert Path("runs/a/recipe.json").read_bytes() == before
 
 
 def test_a_run_is_gone_on_with_by_its_folder_alone(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

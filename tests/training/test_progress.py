@@ -76,7 +76,7 @@ def test_a_probe_is_told_by_its_images(
     recipe = st.default_recipe(digits, {**QUICK, "model.train": "probe", "budget.epochs": 0})
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     run = st.train(st.Run.create(tmp_path / "probe", recipe)).run
-    assert st.restore(run).chosen.endswith(", by the probe")
+    assert st.restore(run).chosen.endswith(", after the probe")
     shown = terminal.getvalue()
     assert ": a probe" in shown and " updates" not in shown and "epoch 0" not in shown
     assert "features: 0 of " in shown and "fitting the classifier" in shown and "probe  validation loss" in shown

@@ -671,9 +671,12 @@ def open_draft(
     from steadytrain.training.loop.defaults import choose_recipe
 
     def allow(recipe: Recipe) -> None:  # a run of another model is named before weights are fetched
-        begun = options.begun_run() if finetune else None
-        if begun is not None and str(begun.recipe.data.train) == recipe.data.train:
-            begun.refuse_other(recipe, keys=("model.name", "model.pretrained", "model.weights"))
+        trains = finetune and options.budget_minutes is None and not options.explain  # a plan chooses its own model
+        begun = options.begun_run() if trains else None
+        if begun is not None and begun.progress().started and str(begun.recipe.data.train) == recipe.data.train:
+            keys = ("model.name", "model.pretrained", "model.weights")
+            if any(line.startswith(keys) for line in begun.recipe.differences(recipe)):
+                raise begun.refusal(recipe, keys=keys)
         require_licence(recipe.model, accepted=options.accept_licence)
 
     with status(f"reading {train}"), progress_once_known("packing images", resumes=True) as advance:

@@ -154,7 +154,7 @@ def share_cores() -> None:
     """
     now, stat = time.perf_counter(), read_stat("/proc/self")
     age = 0.0 if stat is None else max(0.0, seconds_since_boot() - stat.started / TICKS)
-    if usage("CHILDREN", "ru_maxrss"):  # a shell ran other commands, then became this process: sh -c "fetch && steady"
+    if usage("CHILDREN", "ru_maxrss"):  # a shell ran commands before it became this process: its age is not ours
         age = min(age, _start_figures()[1] or 0.0)
     _COMMAND.set(_Command(now - age, now, _used_by_others()))
     if not any(name in os.environ for name in _WAITING):

@@ -165,7 +165,7 @@ SPREADS: dict[str, Callable[[Repeats], str]] = {
 
 
 def spread_rows(groups: Sequence[Repeats]) -> list[list[str]]:
-    """Format repeats: the heads, then a line for each group; figures that no group has are left out, or all."""
+    """Format repeats: the heads, then a line a group, without figures that no group has; empty if none is left."""
     cells = {head: [cell(group) for group in groups] for head, cell in SPREADS.items()}
     kept = {head: column for head, column in cells.items() if any(text != NONE for text in column)}
     titles = [group.title for group in groups]

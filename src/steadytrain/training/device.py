@@ -216,9 +216,10 @@ def set_up_machine(
         "out_of_memory_kills": cgroups.out_of_memory_kills(),
         "precision": recipe.precision.name,
     }
-    for name in ("device", "compute_threads", "isa", "torch", "steadytrain"):
-        if before and name in before:
-            notice_change(before, machine, name, notice)
+    for name in ("device", "compute_threads", "isa", "torch"):
+        notice_change(before, machine, name, notice)
+    if before and (had := before.get("steadytrain", __version__)) != __version__:
+        notice(f"steadytrain was {had} and is now {__version__}")
     return machine
 
 

@@ -65,7 +65,8 @@ def show_progress(events: Iterable[Event], recipe: Recipe, out: TextIO) -> Itera
                 bar(event.step, event.epoch, event.images_per_second)
             elif isinstance(event, Step):  # a line of the log may be a minute away
                 if num_train and event.seconds > 0 and time.monotonic() - drawn >= 0.5:
-                    bar(event.step, event.position / num_train, event.n / event.seconds)
+                    speed = event.n / event.seconds if newest is None else newest.images_per_second
+                    bar(event.step, event.position / num_train, speed)
             elif isinstance(event, Evaluated):
                 parts = [f"epoch {epoch(event.epoch)}" if event.step else "probe"]
                 parts += [f"loss {newest.loss:.4f}"] if newest is not None else []

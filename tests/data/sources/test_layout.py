@@ -459,7 +459,7 @@ def test_splits_without_labels_are_refused_with_the_remedy(
     ("beside", "message"),
     [
         (["annotations/train.csv"], r"\(no table beside them\): if annotations/train.csv has .* --labels .*train.csv$"),
-        ([f"labels/{number}.txt" for number in range(9)], "no table holds labels"),  # boxes
+        ([f"labels/{number}.csv" for number in range(9)], "no table holds labels"),  # boxes
     ],
 )
 def test_a_table_in_another_folder_is_named_with_the_flag(tmp_path: Path, beside: list[str], message: str) -> None:

@@ -20,6 +20,7 @@ from steadytrain.data.images.statistics import DARK, DeepImages
 from steadytrain.format import percent
 
 SMALL = 10  # images of a class
+MOST_DARK = 1000  # images of 16 bits that are named: in most sets with any, all are
 UNEVEN = 10  # times as many images in the largest class as in the smallest
 
 
@@ -34,6 +35,7 @@ class ImageTally:
         self._prints = bytearray()
         self._hashes = bytearray()
         self._deep = DeepImages()
+        self._dark: list[dict[str, Any]] = []
         self._sizes = array("i")
 
     @property
@@ -62,13 +64,15 @@ class ImageTally:
         for kind, detail in look.odd:
             self.findings.add(kind, detail, **place)
         self._deep.add(look.peak)
-        if 0 <= look.peak < DARK:
-            self.findings.add("few-levels", f"no value above {DARK - 1:,}", **place)
+        if 0 < look.peak < DARK and len(self._dark) < MOST_DARK:
+            self._dark.append(place)
 
     def add_depth(self) -> None:
-        """Add that images of 16 bits use few of them, when all have been seen."""
+        """Add that images of 16 bits use few of them, when all have been seen, and which alone are dark."""
         if remark := self._deep.remark():
             self.findings.add("few-levels", remark)
+        for place in self._dark if self._deep.is_mixed else ():
+            self.findings.add("few-levels", f"no value above {DARK - 1:,}", **place)
 
     def add_shape(self) -> list[str]:
         """Say, when all have been seen, how much of the images evaluation never sees; add where that is much."""

@@ -85,7 +85,7 @@ def mean_and_std(totals: Ints, *, channels: int) -> tuple[tuple[float, ...], tup
 class DeepImages:
     """Images of 16 bits whose range is not known, their largest value, and images by what of them is not kept.
 
-    ``dark`` of them have no value of 12 bits or more, the largest is ``dark_peak``.
+    ``dark`` of them, which are not black, have no value of more than 12 bits; the largest is ``dark_peak``.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class DeepImages:
         self.lost.update(lost)
         if peak >= 0:
             self.count, self.peak = self.count + 1, max(self.peak, peak)
-            if peak < DARK:
+            if 0 < peak < DARK:
                 self.dark, self.dark_peak = self.dark + 1, max(self.dark_peak, peak)
 
     def note(self) -> list[Any]:
@@ -116,21 +116,31 @@ class DeepImages:
         return [*lost, *filter(None, [self.remark()])]
 
     def remark(self) -> str:
-        """Say what is lost and how to keep it, where none, or some, of them use a part of their range; empty else.
+        """Say what is lost, where none of them uses the upper bits, and how to keep it; or where some are nearly black.
 
         >>> DeepImages(3, 4016).remark()[:72], DeepImages(3, 60000).remark()
         ('3 images of 16 bits have no value above 4,016, as those of 12 bits have,', '')
-        >>> DeepImages(3, 60000, dark=1, dark_peak=900).remark()[:76]
-        '1 of 3 images of 16 bits has no value above 900, as those of 10 bits have, a'
+        >>> DeepImages(3, 60000, dark=1, dark_peak=900).remark()[:72]
+        '1 of 3 images of 16 bits is nearly black: no value above 900, others up '
         """
-        number, peak = (self.count, self.peak) if self.peak < 2**14 else (self.dark, self.dark_peak)
-        if not number:
+        if self.is_mixed:
+            return (
+                f"{self.dark:,} of {self.count:,} images of 16 bits {'is' if self.dark == 1 else 'are'} nearly black:"
+                f" no value above {self.dark_peak:,}, others up to {self.peak:,}, and 65,535 is read as white. Look at"
+                " them: those of a camera of fewer bits have to be scaled, also where the model will be used"
+            )
+        bits = next((bits for bits in (8, 10, 12, 14) if self.peak < 2**bits), 16)
+        if not self.count or bits == 16:
             return ""
-        bits = next(bits for bits in (8, 10, 12, 14) if peak < 2**bits)
-        of = f"{number:,} of {self.count:,} images" if number < self.count else count(number, "image", "images")
+        images = "1 image of 16 bits has" if self.count == 1 else f"{self.count:,} images of 16 bits have"
         return (
-            f"{of} of 16 bits {'has' if number == 1 else 'have'} no value above {peak:,}, as those of {bits} bits have,"
-            f" and the files do not say so: 65,535 is read as white, so that of 256 levels {(peak + 128) // 257 + 1}"
-            " are left. Scale such files first (ImageMagick: mogrify -evaluate multiply"
-            f" {2 ** (16 - bits)} FILES), and alike those that the model will be used on"
+            f"{images} no value above {self.peak:,}, as those of {bits} bits have, and the files do not say so: 65,535"
+            f" is read as white, so that of 256 levels {(self.peak + 128) // 257 + 1} are left. Scale the files first"
+            f" (ImageMagick: mogrify -evaluate multiply {2 ** (16 - bits)} FILES), and alike those that the model will"
+            " be used on"
         )
+
+    @property
+    def is_mixed(self) -> bool:
+        """Return whether some are nearly black, and others are not."""
+        return self.dark > 0 and self.peak >= 2**14

@@ -173,7 +173,9 @@ def read_truth(path: Path, scratch: Path, say: Say) -> Truth | None:
                 raise DataError(f"{path}: line {number} is not an image name followed by boxes")
             named[_stem(row[0])] = row[1].split()[0]
         return Truth(path, named=named)
-    if not lines or any(mark in line for line in lines[:100] for mark in "\t,; /"):
+    if not lines or any(mark in line for line in lines[:100] for mark in "\t,; "):
+        return None
+    if any(line.find("/") > 0 for line in lines[:100]):  # paths; a class may begin with one
         return None
     if path.name != GROUND_TRUTH:
         return Truth(path, ordered=tuple(lines))

@@ -430,13 +430,14 @@ def no_labels(look: FolderLook, parts: Mapping[str, Sequence[str]], where: Path)
     splits = f"{listed} are {what}, and " if len(folders) > 1 else ""
     aside = [f"{name}/{file}" for name in look("").folders if name not in folders for file in look(name).others]
     tables = [name for name in aside if Path(name).suffix.casefold() in TABLES]
-    is_one = 0 < len(tables) < 4  # or each image has a file of its own, as boxes have
-    text = f"the images in {where} have no classes ({splits}no table {'beside them' if is_one else 'holds labels'})"
-    if is_one:
-        them = f"--labels {shlex.quote(str(where / tables[0]))}" if where.is_dir() else "--labels, unpacked"
-        return DataError(f"{text}: if {few(tables)} has their labels, give it with {them}")
+    are_few = 0 < len(tables) < 4  # or each image has a file of its own, as boxes have
+    text = f"the images in {where} have no classes ({splits}no table {'beside them' if are_few else 'holds labels'})"
     if labels := labels_in_names(look(parts.get("train", next(iter(parts.values())))[0]).images):
         return DataError(f"{text}: {labels_from_names(where, labels, folders)}")
+    if are_few:
+        them = f"--labels {shlex.quote(str(where / tables[0]))}" if where.is_dir() else "--labels once it is unpacked"
+        one = few(tables) if len(tables) == 1 else f"one of {few(tables)}"
+        return DataError(f"{text}: if {one} has their labels, give it with {them}")
     remedy = "give their labels with --labels FILE, a table of names and labels"
     if len(folders) > 1 and where.is_dir():
         shown, listed = shlex.quote(str(where)), " ".join(shlex.quote(f"{name}/") for name in folders)

@@ -366,13 +366,13 @@ def _policy_of_run(
         return _policy(precision, device), ()
     try:
         own = run.recipe.after(step).precision
-        if precision is None:
-            return _set_policy(own, device), ()
+        policy = _set_policy(own, device)
     except RecipeError as error:
         return _policy(precision, device), (f"evaluated in {precision or 'fp32'}, not as the run was: {error}",)
-    answer = f"predict and serve answer in {own.name}, as {run.directory} was evaluated"
-    note = f"computed in {precision}; {answer}: probabilities differ, and close calls"
-    return _policy(precision, device), () if precision == own.name else (note,)
+    if precision in (None, own.name):
+        return policy, ()
+    note = f"computed in {precision}; without --precision, predict and serve answer in {own.name}, as the run was"
+    return _policy(precision, device), (f"{note} evaluated: probabilities differ, and close calls",)
 
 
 def _run_of(path: Path, about: Mapping[str, Any]) -> Run | None:
@@ -390,7 +390,7 @@ def _chosen(run: Run, path: Path) -> str:
     if path.name == "best.safetensors" and best is not None:
         name = FIGURES.get(best.figure or "", score_name(best.mean_ap is not None))
         name += " and loss" * (best.figure == USUAL)
-        return f"best by validation {name}, {f'epoch {epoch(best.epoch)}' if best.epoch else 'by the probe'}"
+        return f"best by validation {name}, {f'epoch {epoch(best.epoch)}' if best.epoch else 'after the probe'}"
     if path.name == run.weights.name:
         return "last" if best is not None else "last: nothing was validated"
     return ""
