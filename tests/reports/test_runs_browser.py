@@ -88,7 +88,7 @@ def test_on_a_phone_the_accuracy_is_in_sight_and_the_rest_below_the_name(browser
     row = page.locator("#rows tr").first
     box = row.locator("td.best").bounding_box()
     assert box is not None and box["x"] + box["width"] <= 390 and "90.7 %" in row.inner_text()
-    assert "finished · 3 of 3 epochs · resnet20" in row.locator("th").inner_text()
+    assert "finished · resnet20 · cifar10-train.rec · 3 of 3 epochs" in row.locator("th").inner_text()
     assert page.locator("#rows td:visible").count() == 3
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
