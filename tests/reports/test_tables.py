@@ -51,6 +51,15 @@ def test_numbers_in_the_csv_are_the_events_to_the_last_bit(tmp_path: Path) -> No
     assert (second["epoch"], float(second["val_top1"]), second["n"]) == ("2", 2 / 3, "5000")
 
 
+def test_a_last_accuracy_above_the_best_says_that_its_loss_is_higher(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    best = structs.replace(evaluated(352, 0.83, loss=0.6), figure="top1-loss", is_best=True)
+    last = structs.replace(evaluated(704, 0.85, loss=0.9), figure="top1-loss", is_best=False)
+    write(run, [started(), *map(step, range(1, 705)), best, last], Clock())
+    (account,) = accounts(run)
+    assert facts(account.summary)["last top-1"] == "85.0 % (84.0 to 86.0) at epoch 2, of a higher loss"
+
+
 def test_epochs_without_an_evaluation_have_empty_cells(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
     write(run, [started(), *map(step, range(1, 41)), logged(40)], Clock())

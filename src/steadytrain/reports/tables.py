@@ -54,6 +54,8 @@ def facts(summary: Summary) -> dict[str, str]:
     for when, score in (("best", best), ("last", last if makes_updates else None), ("test", quality.test)):
         label = best.best_label if best and score is best else f"{when} {name}"
         scores[label] = f"{score.words}, {score.seen}" if isinstance(score, UnseenScore) else _score(score)
+        if when == "last" and _is_above_at_higher_loss(score, best):
+            scores[label] += ", of a higher loss"  # else the best would look wrong
         if setup.class_ratio is not None:
             scores[f"{when} macro recall"] = percent(score.macro_recall if score else None, 1)
         if quality.is_multi_label:
@@ -415,6 +417,12 @@ def _score(score: RunScore | None) -> str:
     weights = "" if score.weights == "model" else f", {score.weights}"
     chosen = figure_words(score.figure, score.figure_value, score.mean_ap)
     return ", ".join(filter(None, (f"{_interval(score)} {score.when}{weights}", chosen)))
+
+
+def _is_above_at_higher_loss(score: RunScore | None, best: RunScore | None) -> bool:
+    if score is None or best is None or score.loss is None or best.loss is None:
+        return False
+    return score.value > best.value and score.loss > best.loss
 
 
 def _interval(score: RunScore | None) -> str:
