@@ -21,6 +21,7 @@ from steadytrain.cli.console import Console, note, progress
 from steadytrain.cli.render import describe_event
 from steadytrain.events import (
     Ceilings,
+    Compiled,
     Ended,
     Evaluated,
     Event,
@@ -32,6 +33,7 @@ from steadytrain.events import (
     Saved,
     Started,
     Step,
+    StepMeasured,
 )
 
 BEST = Evaluated(step=0, epoch=0.0, n=250, loss=0.7, top1=0.76, top5=0.99, seconds=2.1)
@@ -169,6 +171,26 @@ def test_the_bar_of_a_probe_is_of_images(shown: list[Event], expected: str) -> N
         console.show(event)
     (line,) = console._lines(80, False)
     assert re.match(expected, line.plain) and "epoch" not in line.plain and line.cell_len < 80
+
+
+def test_what_is_measured_for_the_ledger_is_no_line_for_a_person_and_compiling_is_one_in_words() -> None:
+    measured = StepMeasured(
+        step=20,
+        batch_size=8,
+        other_batch_size=4,
+        passes={"full": 0.02, "other": 0.01},
+        fixed_seconds=0.001,
+        seconds=0.44,
+    )
+    assert describe_event(measured) == []
+    event = Compiled(
+        step=0, mode="default", seconds=12.0, graphs=1, breaks=(), images=64, eager_seconds=0.5, compiled_seconds=0.4
+    )
+    assert describe_event(event) == [
+        "compiled (default) in 12.0 s: 1 graph",
+        "a pass takes 400.0 ms, 500.0 ms without",
+        "pays back after 7,680 images",
+    ]
 
 
 def test_ceilings_are_told_with_their_limit_and_the_room_that_is_left() -> None:

@@ -30,7 +30,19 @@ from steadytrain.events import (
     StepMeasured,
     Tested,
 )
-from steadytrain.format import clean, clock, count_images, money, pairs, percent, rate, score_name, tells_top5
+from steadytrain.format import (
+    clean,
+    clock,
+    count,
+    count_images,
+    duration,
+    money,
+    pairs,
+    percent,
+    rate,
+    score_name,
+    tells_top5,
+)
 from steadytrain.monitor.history import RunScore
 
 
@@ -169,9 +181,13 @@ def describe_event(
                 f"both {rate(both)}: {percent(both / lower, 0)} of what the {limit}",
                 f"the {other} room for {rate(higher / lower)} times as many",
             ]
-        case StepMeasured() | Compiled():
-            line = event_line(event)
-            return [] if line is None else [line]
+        case Compiled():
+            paid = event.images_until_paid
+            return [
+                f"compiled ({event.mode}) in {duration(event.seconds)}: {count(event.graphs, 'graph')}",
+                f"a pass takes {duration(event.compiled_seconds)}, {duration(event.eager_seconds)} without",
+                "never pays back" if paid is None else f"pays back after {paid:,} images",
+            ]
         case Resumed():
             parts = [f"going on after {clock(event.seconds_away)}"]
             parts.append(f"{event.images_repeated:,} images are trained on again")
