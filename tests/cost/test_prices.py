@@ -82,7 +82,7 @@ def test_a_price_in_a_word(text: str, per_hour: float | None, currency: str) -> 
         ("azur/p3.2xlarge", "it has prices in aws us-east-1"),
         ("p3.2xlarge@us-east-9", "it has prices in aws us-east-1"),
         ("p3.2xlarge:spott", "only spot is allowed"),
-        ("c5.xlarge:spot", "no spot price of c5.xlarge"),
+        ("c5.xlarge:spot", "no spot price of c5.xlarge is known; only on demand: steady cost prices --refresh FILE"),
     ],
 )
 def test_what_is_no_price_is_told_with_what_is_near(text: str, complaint: str) -> None:

@@ -178,9 +178,10 @@ def find_offer(
         kind, places = "spot" if spot else "on-demand", dict.fromkeys(f"{row.cloud} {row.region}" for row in named)
         asked = (("of", cloud), ("in", region))
         where = "".join(f" {word} {value}" for word, value in asked if value)
-        raise InputError(
-            f"no {kind} price of {instance}{where} is known; it has prices in {few(list(places))}: {remedy}"
-        )
+        known = f"it has prices in {few(list(places))}: {remedy}"
+        if spot and select(named, cloud, region):
+            known = "only on demand: steady cost prices --refresh FILE keeps a catalogue that has it, or --price 0.92"
+        raise InputError(f"no {kind} price of {instance}{where} is known; {known}")
     if region is None:
         priced = [row for row in priced if row.region in HOME_REGIONS] or priced
     newest = max(row.date for row in priced)
