@@ -49,7 +49,7 @@ from PIL import Image
 
 import machine
 from serve import Contender, cpu_seconds, running
-from steadytrain.machine.process import allow_open_files
+from steadytrain.machine.platform import allow_open_files
 
 HEAD = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\n"
 HALF = b"GET / HTTP/1.1\r\nhost: local"

@@ -303,13 +303,10 @@ class Run:
         differences = [line for line in self.recipe.differences(recipe) if line.startswith(keys)]
         changes = [line for line in differences if not line.startswith(("parallel.", "every."))]
         remedy = "choose another --run folder, or repeat the command that made this one"
-        started = self.progress().started
         is_longer = bool(changes) and all(line.startswith(("budget.", "optim.warmup")) for line in changes)
-        if started is not None and is_longer and not self.progress().finished:
-            resumed = f"steady resume {shlex.quote(str(self.directory))} finishes it as it was planned"
-            remedy = f"{resumed}; or, {_longer(self, started)}"
-        elif started is not None and is_longer:
-            remedy = f"it is finished; {_longer(self, started)}"
+        if is_longer and (started := self.progress().started) is not None:
+            resumed = f"steady resume {shlex.quote(str(self.directory))} finishes it as it was planned; or, "
+            remedy = f"{'it is finished; ' if self.progress().finished else resumed}{_longer(self, started)}"
         listed = "; ".join(changes or differences)
         return RunError(f"{self.directory} holds a run of another recipe ({listed}): {remedy}")
 

@@ -142,8 +142,9 @@ def sweep(
                 return made
 
             waiting.enter_context(status(shown))
-            known: dict[str, Any] = {"seed": first.seed, "create": create_shown, "say": note}
-            outcome = sweep_runs.run_sweep(spec, space, cases, trainer, folder, **known)
+            outcome = sweep_runs.run_sweep(
+                spec, space, cases, trainer, folder, seed=first.seed, create=create_shown, say=note
+            )
     except sweep_trainers.InterruptedSweep as interrupted:
         note(str(interrupted))
         return interrupted.exit_code

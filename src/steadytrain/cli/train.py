@@ -672,8 +672,8 @@ def open_draft(
 
     def allow(recipe: Recipe) -> None:  # a run of another model is named before weights are fetched
         trains = finetune and options.budget_minutes is None and not options.explain  # a plan chooses its own model
-        begun = options.begun_run() if trains else None
-        if begun is not None and begun.progress().started and str(begun.recipe.data.train) == recipe.data.train:
+        begun = options.begun_run() if trains and started is not None else None
+        if begun is not None:
             keys = ("model.name", "model.pretrained", "model.weights")
             if any(line.startswith(keys) for line in begun.recipe.differences(recipe)):
                 raise begun.refusal(recipe, keys=keys)

@@ -124,11 +124,9 @@ def _runs_on(facts: MachineFacts) -> str:
         return f"cannot train, torch {'is ' * (torch.state in ('missing', 'broken'))}{torch.state}"
     if torch.sees_gpu:
         names = [gpu.name for gpu in torch.devices if gpu.failure is None]
-        return (
-            f"trains on {'one of ' * (len(names) > 1)}{count_names(names)}"
-            if names
-            else "would train on a GPU that fails"
-        )
+        if not names:
+            return "would train on a GPU that fails"
+        return f"trains on {'one of ' * (len(names) > 1)}{count_names(names)}"
     return "trains on the CPU" if usable is None else f"trains on the CPU, {count(usable, 'core')}"
 
 

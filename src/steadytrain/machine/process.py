@@ -36,7 +36,6 @@ from steadytrain.machine.platform import (
     set_blocking,
     usage,
 )
-from steadytrain.machine.platform import allow_open_files as allow_open_files
 from steadytrain.machine.process_tree import read_schedstat, read_stat
 from steadytrain.machine.procfs import TICKS, processor_seconds, read_counters
 

@@ -27,7 +27,7 @@ import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from steadytrain.machine.process import allow_open_files
+from steadytrain.machine.platform import allow_open_files
 
 LINGER_SECONDS, LINGER_BYTES = 2.0, 64 * 2**20
 """Seconds and bytes of a request that are still read after it was answered before its end."""

@@ -70,7 +70,7 @@ from steadytrain.errors import DataError, StorageError
 from steadytrain.files import Closing
 from steadytrain.format import count, printable
 from steadytrain.format import size as size_words
-from steadytrain.machine.process import allow_open_files
+from steadytrain.machine.platform import allow_open_files
 
 MOST_CLASSES = 1_000_000
 

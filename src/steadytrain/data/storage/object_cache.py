@@ -44,8 +44,7 @@ from steadytrain.data.storage.store import (
 from steadytrain.errors import DataError, storage_errors
 from steadytrain.files import create, lock_surely, locked, read_table
 from steadytrain.machine.facts import require_cache_folder
-from steadytrain.machine.platform import allocated_bytes
-from steadytrain.machine.process import allow_open_files
+from steadytrain.machine.platform import allocated_bytes, allow_open_files
 
 LEAST_LIMIT = 256 * 2**20
 OPENING_SECONDS = 30.0

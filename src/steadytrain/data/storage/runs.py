@@ -271,10 +271,8 @@ def require_same_run(folder: Path, recipe: Recipe, uri: str) -> None:
         raise RunError(f"the recipe of the run at {uri} cannot be used: {error}") from error
     if changes := [change for change in differences if not change.startswith(("parallel.", "every."))]:
         raise RunError(f"at {uri} is a run of another recipe ({'; '.join(changes)}): choose another URI")
-    there, local = (
-        newest_step(manifest.files),
-        newest_step(path.relative_to(folder).as_posix() for path in folder.glob("checkpoints/step-*/*")),
-    )
+    there = newest_step(manifest.files)
+    local = newest_step(path.relative_to(folder).as_posix() for path in folder.glob("checkpoints/step-*/*"))
     if there > local:
         raise RunError(
             f"the run at {uri} has come to step {there:,}, and {folder} to step {local:,}: rename {folder}, and run"

@@ -42,7 +42,7 @@ from steadytrain.errors import StorageError, storage_errors
 from steadytrain.files import create, locked
 from steadytrain.format import Say, count
 from steadytrain.format import size as size_words
-from steadytrain.machine.process import allow_open_files
+from steadytrain.machine.platform import allow_open_files
 
 _OBJECTS_AT_ONCE = 4
 """Objects that are fetched whole at a time: small ones share the time that answers take, large ones the requests."""
