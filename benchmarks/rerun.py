@@ -1,7 +1,7 @@
 """README's table of figures on this machine: each row measured anew, with its peers, beside README's figure.
 
-README's figures are those of the records in ``results/``; this reads the same numbers out of what the same scripts
-print here. Most are ratios of turns in one run, which another machine changes little; where one differs by more than a
+README's figures are those of ``results/readme_ROW.json``, all of one machine and one day, which ``--save`` writes; this
+reads the same numbers out of what the same scripts print here. Most are ratios of turns in one run, which another machine changes little; where one differs by more than a
 fifth, the row says so. Peers get environments of their own under ``--envs`` (``peers/environments.py``; up to 7 GB);
 one that cannot be had is a line below the table, and its row does without it.
 
@@ -36,6 +36,7 @@ from peers.feed_peers import PEERS
 
 HERE = Path(__file__).resolve().parent
 SAMPLE, DIFFERS, BUSY = "imagenet-sample-200.tar", 0.2, 0.5  # BUSY: of the cores, what others may have
+SEED = 30  # of the faults, drawn after the verdict's rules were written
 Document = dict[str, Any]
 
 
@@ -74,13 +75,11 @@ class Row:
 
     Args:
         what: its first words in README.
-        record: the file of README's figure.
         words: of the script that measures it, for a setting. Raises UnavailableError.
         figures: each figure's name and value in the script's document; what was not measured is left out.
     """
 
     what: str
-    record: str
     words: Callable[[Setting], list[str]]
     figures: Callable[[Document], dict[str, float]]
 
@@ -153,7 +152,7 @@ def _serve_figures(document: Document) -> dict[str, float]:
 def _verdict(setting: Setting) -> list[str]:
     data = str(setting.archive("cifar10-png.tar.zst").parent)
     setting.archive()
-    return ["verdict.py", "--data", data, "--drawn", "2" if setting.quick else "99", "--seed", "4"]
+    return ["verdict.py", "--data", data, "--drawn", "2" if setting.quick else "99", "--seed", str(SEED)]
 
 
 def _verdict_figures(document: Document) -> dict[str, float]:
@@ -162,28 +161,33 @@ def _verdict_figures(document: Document) -> dict[str, float]:
 
 
 ROWS = {
-    "loader": Row("Loading packed images", "feed", _loader, _loader_figures),
-    "train": Row("Training ResNet-20 and ResNet-50", "train_step", _train, _train_figures),
+    "loader": Row("Loading packed images", _loader, _loader_figures),
+    "train": Row("Training ResNet-20 and ResNet-50", _train, _train_figures),
     "kills": Row(
         "Kills of a two-rank run",
-        "recover",
         lambda setting: ["recover.py", *(["--quick", "--starters", "steady"] if setting.quick else [])],
         _recover_figures,
     ),
-    "serve": Row("Serving ResNet-50 over HTTP", "serve", _serve, _serve_figures),
-    "verdict": Row("Faults named first by the verdict", "verdict_drawn_wider_2", _verdict, _verdict_figures),
+    "serve": Row("Serving ResNet-50 over HTTP", _serve, _serve_figures),
+    "verdict": Row("Faults named first by the verdict", _verdict, _verdict_figures),
 }
 
 
-def readme_record(row: Row) -> Document:
-    """Return the record that README's figure is of."""
-    document: Document = json.loads((HERE / "results" / f"{row.record}.json").read_text(encoding="utf-8"))
+def readme_file(name: str) -> Path:
+    """Return the file of a row's figures in README."""
+    return machine.RESULTS / f"readme_{name}.json"
+
+
+def readme_record(name: str) -> Document:
+    """Return what README's figures of a row were read from."""
+    document: Document = json.loads(readme_file(name).read_text(encoding="utf-8"))
     return document
 
 
-def measure(row: Row, setting: Setting, *, save: bool) -> Document:
+def measure(name: str, setting: Setting, *, save: bool) -> Document:
     """Run a row's script and return its document. Raises UnavailableError where it ends without one."""
-    words = [*row.words(setting), *(["--save"] if save else [])]
+    row = ROWS[name]
+    words = row.words(setting)
     say(f"== {row.what}: python benchmarks/{' '.join(words)}")
     script = [sys.executable, str(HERE / words[0]), *words[1:]]
     done = subprocess.run(script, stdout=subprocess.PIPE, text=True, check=False)
@@ -191,7 +195,9 @@ def measure(row: Row, setting: Setting, *, save: bool) -> Document:
         document: Document = json.loads(done.stdout[done.stdout.index("{\n") :])
     except ValueError:
         raise UnavailableError(f"{words[0]} ended with code {done.returncode} and no figures (see above)") from None
-    setting.missing += [f"{name}: {why}" for name, why in document.get("not_to_be_had", {}).items()]
+    setting.missing += [f"{peer}: {why}" for peer, why in document.get("not_to_be_had", {}).items()]
+    if save:
+        readme_file(name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return document
 
 
@@ -201,11 +207,11 @@ def table(figures: dict[str, dict[str, float]]) -> str:
     >>> print(table({"kills": {"equal weights": 1.0}}))
     | row | figure | here | README | here / README |
     |---|---|---|---|---|
-    | kills | equal weights | 1 | 1 (2026-11-22) | 1.00 |
+    | kills | equal weights | 1 | 1 (2026-11-30) | 1.00 |
     """
     lines = ["| row | figure | here | README | here / README |", "|---|---|---|---|---|"]
     for name, here in figures.items():
-        record = readme_record(ROWS[name])
+        record = readme_record(name)
         there = ROWS[name].figures(record)
         for figure, value in here.items():
             before = there.get(figure)
@@ -255,7 +261,7 @@ def run(names: Iterable[str], setting: Setting, *, save: bool) -> dict[str, dict
     figures = {}
     for name in names:
         try:
-            figures[name] = ROWS[name].figures(measure(ROWS[name], setting, save=save))
+            figures[name] = ROWS[name].figures(measure(name, setting, save=save))
             if not figures[name]:
                 setting.missing.append(f"row {name}: no peer took part, so there is no ratio")
         except UnavailableError as error:
@@ -273,8 +279,8 @@ def main() -> int:
         figures = run(args.only, setting, save=args.save)
     print(table(figures), end="\n\n")
     print(f"here: {words_of(machine.facts())}{'; --quick: rough figures' if args.quick else ''}")
-    for record in sorted({ROWS[name].record for name in figures}):
-        print(f"README, {record}: {words_of(json.loads((HERE / 'results' / f'{record}.json').read_text())['machine'])}")
+    for name in figures:
+        print(f"README, {name}: {words_of(readme_record(name)['machine'])}")
     load, cores = machine.LOAD_BEFORE, os.cpu_count() or 1
     if load / cores > BUSY:
         print(f"busy: other work (load {load}) shared the cores, and ratios mean little: run it again alone")

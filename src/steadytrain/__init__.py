@@ -105,6 +105,8 @@ def __getattr__(name: str) -> Any:
     if "IPython" in sys.modules:  # a notebook: it shows results as the report does
         import_module("steadytrain.reports.notebook").register()
     loads_torch = _PLACES[name].startswith(("training", "export")) and "torch" not in sys.modules
+    if loads_torch:
+        import_module("steadytrain.machine.process").limit_spins()
     calls = import_module("steadytrain.config.calls")
     with calls.shown_meanwhile("loading torch", loads_torch):
         value = getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)

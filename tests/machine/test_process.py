@@ -133,6 +133,15 @@ def test_a_command_shares_its_cores_unless_the_user_says_otherwise(values: dict[
     assert done.stdout.splitlines()[-1] == str(spins)
 
 
+def test_a_call_from_python_shortens_spins_before_it_loads_torch() -> None:
+    loads = "import os, steadytrain as st; st.train; print(os.environ['GOMP_SPINCOUNT'])"
+    has = "import os, torch, steadytrain as st; st.train; print(os.environ.get('GOMP_SPINCOUNT'))"
+    clean = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    for code, given, spins in ((loads, {}, "20000"), (loads, {"GOMP_SPINCOUNT": "77"}, "77"), (has, {}, "None")):
+        done = subprocess.run([sys.executable, "-c", code], env=clean | given, stdout=subprocess.PIPE, check=True)
+        assert done.stdout.decode().strip() == spins
+
+
 HOG = "while True: pass"
 SPINS = (
     "import os, time; from steadytrain.machine import process\n"

@@ -156,8 +156,16 @@ def share_cores() -> None:
     if usage("CHILDREN", "ru_maxrss"):  # a shell ran commands before it became this process: its age is not ours
         age = min(age, _start_figures()[1] or 0.0)
     _COMMAND.set(_Command(now - age, now, _used_by_others()))
+    limit_spins(_FEW_SPINS)
+
+
+def limit_spins(turns: str = _MORE_SPINS) -> None:
+    """Let waiting compute threads turn so often at most before they sleep, unless the user has said how often.
+
+    Call it before torch is imported. The default is about a millisecond, for a program that calls us from Python.
+    """
     if not any(name in os.environ for name in _WAITING):
-        os.environ["GOMP_SPINCOUNT"] = _FEW_SPINS
+        os.environ["GOMP_SPINCOUNT"] = turns
 
 
 def spin_where_alone() -> None:
