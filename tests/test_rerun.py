@@ -23,7 +23,7 @@ def rerun() -> Iterator[ModuleType]:
 
 
 def test_each_row_finds_its_figures_in_the_record_that_readme_states(rerun: ModuleType) -> None:
-    found = {name: row.figures(rerun.readme_record(row)) for name, row in rerun.ROWS.items()}
+    found = {name: row.figures(rerun.readme_record(name)) for name, row in rerun.ROWS.items()}
     rounded = {name: [round(value, 2) for value in figures.values()] for name, figures in found.items()}
     assert rounded == {
         "loader": [1.99, 2.83],
@@ -47,7 +47,7 @@ def test_a_row_that_cannot_be_measured_is_named_with_its_remedy(
 ) -> None:
     monkeypatch.setattr(rerun, "shutil", SimpleNamespace(which=lambda name: None))
     setting = rerun.Setting(None, tmp_path, tmp_path, quick=True, peers=False)
-    assert rerun.run(["loader", "serve"], setting, save=False) == {}
+    assert rerun.run(["loader", "serve"], setting) == {}
     assert setting.missing == [
         "row loader: needs imagenet-sample-200.tar in --data, or --photos FOLDER",
         "row serve: needs wrk: apt install wrk",
