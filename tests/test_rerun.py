@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -52,3 +53,16 @@ def test_a_row_that_cannot_be_measured_is_named_with_its_remedy(
         "row loader: needs imagenet-sample-200.tar in --data, or --photos FOLDER",
         "row serve: needs wrk: apt install wrk",
     ]
+
+
+def test_faults_are_injected_where_the_code_is() -> None:
+    """In a process of its own: they change modules. A function that was renamed would fail at the hour of measuring."""
+    code = (
+        "from faults.patches import PATCHES\n"
+        "for of in ('decode', 'augment', 'gather', 'read', 'optimizer'):\n"
+        "    PATCHES['slowed']({'of': of, 'how': 'sleep', 'seconds': 0.0, 'begin': 0.0, 'end': 1.0})\n"
+        "for name in ('slow_decoder', 'waiting_decoder', 'slow_augmentation', 'waiting_gather', 'far_source',\n"
+        "             'epoch_gap', 'slow_disk', 'slow_log', 'slow_updates'):\n"
+        "    PATCHES[name](0.0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, check=True)
