@@ -1,9 +1,10 @@
 """README's table of figures on this machine: each row measured anew, with its peers, beside README's figure.
 
 README's figures are those of ``results/readme_ROW.json``, all of one machine and one day, which ``--save`` writes; this
-reads the same numbers out of what the same scripts print here. Most are ratios of turns in one run, which another machine changes little; where one differs by more than a
-fifth, the row says so. Peers get environments of their own under ``--envs`` (``peers/environments.py``; up to 7 GB);
-one that cannot be had is a line below the table, and its row does without it.
+reads the same numbers out of what the same scripts print here. Most are ratios of turns in one run, which another
+machine changes little; where one differs by more than a fifth, the row says so. Peers get environments of their own
+under ``--envs`` (``peers/environments.py``; up to 7 GB); one that cannot be had is a line below the table, and its row
+does without it.
 
 usage: python benchmarks/rerun.py [--data FOLDER | --photos FOLDER] [--only ROW ...] [--quick] [--no-peers] [--save]
 
@@ -184,9 +185,8 @@ def readme_record(name: str) -> Document:
     return document
 
 
-def measure(name: str, setting: Setting, *, save: bool) -> Document:
+def measure(row: Row, setting: Setting) -> Document:
     """Run a row's script and return its document. Raises UnavailableError where it ends without one."""
-    row = ROWS[name]
     words = row.words(setting)
     say(f"== {row.what}: python benchmarks/{' '.join(words)}")
     script = [sys.executable, str(HERE / words[0]), *words[1:]]
@@ -196,8 +196,6 @@ def measure(name: str, setting: Setting, *, save: bool) -> Document:
     except ValueError:
         raise UnavailableError(f"{words[0]} ended with code {done.returncode} and no figures (see above)") from None
     setting.missing += [f"{peer}: {why}" for peer, why in document.get("not_to_be_had", {}).items()]
-    if save:
-        readme_file(name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return document
 
 
@@ -256,17 +254,17 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def run(names: Iterable[str], setting: Setting, *, save: bool) -> dict[str, dict[str, float]]:
+def run(names: Iterable[str], setting: Setting) -> dict[str, Document]:
     """Measure rows; what cannot be measured is noted and left out."""
-    figures = {}
+    documents = {}
     for name in names:
         try:
-            figures[name] = ROWS[name].figures(measure(name, setting, save=save))
-            if not figures[name]:
+            documents[name] = measure(ROWS[name], setting)
+            if not ROWS[name].figures(documents[name]):
                 setting.missing.append(f"row {name}: no peer took part, so there is no ratio")
         except UnavailableError as error:
             setting.missing.append(f"row {name}: {error}")
-    return figures
+    return documents
 
 
 def main() -> int:
@@ -276,17 +274,19 @@ def main() -> int:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rerun-")))
         data = sample_of(args.photos, work) if args.photos else args.data
         setting = Setting(data, args.envs, work, args.quick, not args.no_peers)
-        figures = run(args.only, setting, save=args.save)
-    print(table(figures), end="\n\n")
+        documents = run(args.only, setting)
+    print(table({name: ROWS[name].figures(document) for name, document in documents.items()}), end="\n\n")
     print(f"here: {words_of(machine.facts())}{'; --quick: rough figures' if args.quick else ''}")
-    for name in figures:
+    for name in documents:
         print(f"README, {name}: {words_of(readme_record(name)['machine'])}")
     load, cores = machine.LOAD_BEFORE, os.cpu_count() or 1
     if load / cores > BUSY:
         print(f"busy: other work (load {load}) shared the cores, and ratios mean little: run it again alone")
     for line in dict.fromkeys(setting.missing):
         print(f"missing: {line}")
-    return int(len(figures) < len(args.only))
+    for name, document in documents.items() if args.save else ():
+        readme_file(name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return int(len(documents) < len(args.only))
 
 
 if __name__ == "__main__":

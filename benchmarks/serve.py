@@ -148,7 +148,7 @@ def running(contender: Contender, port: int) -> Iterator[psutil.Process]:
                 time.sleep(0.2)
             yield process
         finally:
-            children = process.children(recursive=True)
+            children = process.children(recursive=True) if process.is_running() else []  # else its words are raised
             process.terminate()
             try:
                 process.wait(30)

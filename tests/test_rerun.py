@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -23,7 +24,7 @@ def rerun() -> Iterator[ModuleType]:
 
 
 def test_each_row_finds_its_figures_in_the_record_that_readme_states(rerun: ModuleType) -> None:
-    found = {name: row.figures(rerun.readme_record(row)) for name, row in rerun.ROWS.items()}
+    found = {name: row.figures(rerun.readme_record(name)) for name, row in rerun.ROWS.items()}
     rounded = {name: [round(value, 2) for value in figures.values()] for name, figures in found.items()}
     assert rounded == {
         "loader": [1.99, 2.83],
@@ -47,8 +48,21 @@ def test_a_row_that_cannot_be_measured_is_named_with_its_remedy(
 ) -> None:
     monkeypatch.setattr(rerun, "shutil", SimpleNamespace(which=lambda name: None))
     setting = rerun.Setting(None, tmp_path, tmp_path, quick=True, peers=False)
-    assert rerun.run(["loader", "serve"], setting, save=False) == {}
+    assert rerun.run(["loader", "serve"], setting) == {}
     assert setting.missing == [
         "row loader: needs imagenet-sample-200.tar in --data, or --photos FOLDER",
         "row serve: needs wrk: apt install wrk",
     ]
+
+
+def test_faults_are_injected_where_the_code_is() -> None:
+    """In a process of its own: they change modules. A function that was renamed would fail at the hour of measuring."""
+    code = (
+        "from faults.patches import PATCHES\n"
+        "for of in ('decode', 'augment', 'gather', 'read', 'optimizer'):\n"
+        "    PATCHES['slowed']({'of': of, 'how': 'sleep', 'seconds': 0.0, 'begin': 0.0, 'end': 1.0})\n"
+        "for name in ('slow_decoder', 'waiting_decoder', 'slow_augmentation', 'waiting_gather', 'far_source',\n"
+        "             'epoch_gap', 'slow_disk', 'slow_log', 'slow_updates'):\n"
+        "    PATCHES[name](0.0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, check=True)

@@ -28,14 +28,14 @@ def slow_decoder(seconds: float) -> None:
     def more(encoded: Any) -> None:
         counted.burn(seconds * getattr(encoded, "height", 0) * getattr(encoded, "width", 0) / (500 * 375))
 
-    _after(batch_worker, "_probe", more)
+    _after(batch_worker, "probe", more)
 
 
 def waiting_decoder(seconds: float) -> None:
     """Make decoding of an image wait, as for a device or another process."""
     from steadytrain.data.loader import batch_worker
 
-    _after(batch_worker, "_probe", lambda encoded: counted.sleep(seconds))
+    _after(batch_worker, "probe", lambda encoded: counted.sleep(seconds))
 
 
 def slow_augmentation(seconds: float) -> None:
@@ -95,7 +95,7 @@ def slowed(settings: Mapping[str, Any]) -> None:
     if settings["of"] == "augment":
         jpeg.parts = None  # all squares are cut in Python's sight
     targets = {
-        "decode": (batch_worker, ("_probe",)),
+        "decode": (batch_worker, ("probe",)),
         "augment": (decode, ("_place",)),
         "gather": (batch_worker, ("gather", "gather_shifted")),
         "read": (Records, ("image",)),

@@ -216,6 +216,15 @@ def test_seconds_in_which_the_process_was_stopped_are_no_work_of_its_updates() -
     assert sum(evidence.ledger.seconds.values()) == pytest.approx(sound.ledger.wall_seconds)
 
 
+def test_a_stop_that_was_found_in_the_next_part_of_an_update_is_none_of_its_work_either() -> None:
+    run = two_epochs()
+    sound = gathered(run)
+    length = sound.ledger.seconds["optimizer"] + 1.0  # more than that part has: the look came late
+    evidence = gathered(run, stopped(optimizer=length))
+    assert evidence.ledger.seconds["other"] == pytest.approx(sound.ledger.seconds["other"] + length)
+    assert evidence.ledger.seconds["optimizer"] == pytest.approx(sound.ledger.seconds["optimizer"])
+
+
 def growing(updates: int, forward: Callable[[int], float]) -> Evidence:
     """A run whose forward passes take as long as told, accounted for every five updates."""
     run = Recorder()

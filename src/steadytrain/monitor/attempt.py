@@ -375,9 +375,8 @@ class Attempt:
             if images <= 0:
                 return ()
             seconds = {name: after.seconds.get(name, 0.0) - before.seconds.get(name, 0.0) for name in PARTS}
-            for name in seconds:
-                seconds[name] -= known[1].get(name, 0.0) - known[0].get(name, 0.0)
-                seconds[name] = max(0.0, seconds[name]) * self.batch_size / images
+            stopped = {name: known[1].get(name, 0.0) - known[0].get(name, 0.0) for name in PARTS}
+            seconds = {n: max(0.0, s) * self.batch_size / images for n, s in without_stops(seconds, stopped).items()}
             stretches.append(PartTimes(step=after.step, images=images, seconds=seconds))
         return tuple(stretches)
 
@@ -471,6 +470,23 @@ class Attempt:
             self._late = {step: wall + missing for step, wall in self._late.items()}
         else:
             self._tail["other"] = max(0.0, self._tail["other"] + missing)
+
+
+def without_stops(seconds: Mapping[str, float], stopped: Mapping[str, float]) -> dict[str, float]:
+    """Return seconds by bucket without those in which the process was stopped: nothing of it ran.
+
+    The look that finds a stop comes after it, and the loop may be at the next part of an update by then: where that
+    holds less than the stop, the largest part holds it.
+
+    >>> without_stops({"forward": 3.0, "optimizer": 0.5}, {"optimizer": 2.0})
+    {'forward': 1.0, 'optimizer': 0.5}
+    """
+    left = dict(seconds)
+    for bucket, length in stopped.items():
+        is_elsewhere = bucket in UPDATING and left.get(bucket, 0.0) < length
+        at = max(UPDATING, key=lambda name: left.get(name, 0.0)) if is_elsewhere else bucket
+        left[at] = max(0.0, left.get(at, 0.0) - length)
+    return left
 
 
 def _empty_tail() -> dict[str, float]:

@@ -51,7 +51,7 @@ from steadytrain.events import (
 from steadytrain.format import epoch as epoch_words
 from steadytrain.format import percent, score_name
 from steadytrain.intervals import Interval
-from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
+from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark, without_stops
 from steadytrain.monitor.evidence import E, Evidence, RankShares, Stretch
 from steadytrain.monitor.ledger import (
     INPUT,
@@ -598,11 +598,11 @@ class RunHistory:
 
     def _usual_parts(self) -> dict[str, float]:
         """Return the mean seconds that an image takes in the parts of an update, without the warm-up."""
-        marks = [(a.marks[-1], a.marks[-1].images - _warmup_images(a)) for a in self.attempts]
-        marks = [(mark, count) for mark, count in marks if count > 0]
-        images = sum(count for _, count in marks)
+        attempts = [(a, a.marks[-1].images - _warmup_images(a)) for a in self.attempts]
+        totals = [without_stops(a.marks[-1].seconds, a.stopped()) for a, count in attempts if count > 0]
+        images = sum(count for _, count in attempts if count > 0)
         names = ("forward", "backward", "optimizer", "update")
-        return {name: sum(m.seconds.get(name, 0.0) for m, _ in marks) / images if images else 0.0 for name in names}
+        return {name: sum(total.get(name, 0.0) for total in totals) / images if images else 0.0 for name in names}
 
     def by_bucket(self, mark: Mark, attempt: Attempt, usual: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return the ledger's buckets up to a moment of an attempt; they add up to as much as the recorded ones.
@@ -610,10 +610,8 @@ class RunHistory:
         ``usual``: the seconds of an image in the parts of an update, where they are known already.
         """
         usual = self._usual_parts() if usual is None else usual
-        recorded = dict(mark.seconds)
-        for bucket, stopped in attempt.stopped(mark.time).items():  # nothing of the process ran: it is no bucket's work
-            some = min(stopped, recorded.get(bucket, 0.0))
-            recorded |= {bucket: recorded.get(bucket, 0.0) - some, "other": recorded.get("other", 0.0) + some}
+        recorded = without_stops(mark.seconds, attempt.stopped(mark.time))
+        recorded["other"] = recorded.get("other", 0.0) + sum(mark.seconds.values()) - sum(recorded.values())
         seconds = empty() | {name: value for name, value in recorded.items() if name != "input"}
         wait, weight = recorded.get("input", 0.0), sum(mark.stages)
         for bucket, stage in zip(INPUT, mark.stages, strict=True):

@@ -64,14 +64,15 @@ def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
         figures = [f"{duration(measured.fixed_seconds)} of a pass over {batch} images do not shrink with the batch"]
         if is_small:
             host += _idle_cores(evidence, per_image)
+        larger, change = _larger_batch(evidence, host + optimizing, pace)
         share = clip(host + optimizing if is_small and optimizing <= host else host)
         if measured.operations:
             figures.append(f"a step has {count(measured.operations, 'tensor operation')}")
         if is_small:
             figures.append(f"the optimizer takes {percent(optimizing)} of the time")
             sentence = (
-                f"Batches of {count(batch, 'image')} are too small: {percent(share)} of the time goes into the"
-                " fixed cost of each update."
+                f"{_small_batches(batch, larger)}: {percent(share)} of the time goes into the fixed cost of each"
+                " update."
             )
         else:
             if evidence.newest(Compiled) is None:
@@ -83,7 +84,6 @@ def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
                 f"The model is small: {percent(share)} of the time goes into calling its operations,"
                 " whatever the batch size."
             )
-        larger, change = _larger_batch(evidence, host + optimizing, pace)
         saves = pace.saved_by_updates(min(share, clip((host + optimizing) * (1 - batch / larger))))
         name = "batch_size" if is_small else "launch"
         # Where more threads compute than there are cores, what does not shrink are threads that wait for each other.
@@ -124,8 +124,8 @@ def _launching(evidence: Evidence, share: float, pace: Pace) -> Iterator[Cause]:
     )
     if is_small:
         sentence = (
-            f"Batches of {count(images, 'image')} are too small: the GPU waits {percent(share)} of the time for the"
-            " host to launch its operations."
+            f"{_small_batches(images, larger)}: the GPU waits {percent(share)} of the time for the host to launch its"
+            " operations."
         )
     yield Cause(
         name="batch_size" if is_small else "launch",
@@ -323,6 +323,12 @@ def _idle_cores(evidence: Evidence, per_image: float) -> float:
             then = max(0.0, seconds - measured.fixed_seconds) / measured.other_batch_size
             return evidence.ledger.share("forward", "backward") * clip(1 - then / per_image)
     return 0.0
+
+
+def _small_batches(batch: int, larger: int) -> str:
+    """Word that batches are small. The data or the device may have room for no ``larger`` ones."""
+    reason = "too small" if larger > batch else "small, and the data or the device has room for no larger ones"
+    return f"Batches of {count(batch, 'image')} are {reason}"
 
 
 def _larger_batch(evidence: Evidence, fixed: float, pace: Pace) -> tuple[int, str]:
