@@ -210,7 +210,10 @@ def test_seconds_in_which_the_process_was_stopped_are_no_work_of_its_updates() -
     run = two_epochs()
     evidence, sound = gathered(run, stopped(forward=2.0, input=0.5)), gathered(run)
     assert evidence.stopped == 2.5 and sound.stopped == 0.0
-    assert evidence.ledger.seconds["forward"] == pytest.approx(sound.ledger.seconds["forward"] - 2.0)
+    assert evidence.ledger.seconds["forward"] < sound.ledger.seconds["forward"] - 1.99
+    parts = ("warmup", "forward", "backward")
+    worked = [sum(each.ledger.seconds[name] for name in parts) for each in (evidence, sound)]
+    assert worked[0] == pytest.approx(worked[1] - 2.0)
     assert evidence.ledger.share(*INPUT) < sound.ledger.share(*INPUT)
     assert evidence.ledger.seconds["other"] == pytest.approx(sound.ledger.seconds["other"] + 2.5)
     assert sum(evidence.ledger.seconds.values()) == pytest.approx(sound.ledger.wall_seconds)
