@@ -39,6 +39,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from steadytrain.config import Data, Recipe
 from steadytrain.config.strangers import FILE_KEYS, outside_notice
 from steadytrain.errors import InputError, RecipeError, RunError, SteadyError, describe_type, storage_errors
@@ -153,20 +155,21 @@ class RunProgress:
     """The progress of a run by its log: what a process needs to know before it trains on.
 
     ``attempt``: number of the newest; ``started``: how it began; ``ended``: how it ended well, None while it goes on
-    and where it was killed; ``finished``: the end of the whole run, if it came to it. ``position``: samples that the
-    newest attempt came to; ``time``: of the newest event. ``evaluated``: the newest evaluation; ``best``: the one
-    whose weights were kept as the best. ``unreadable``: lines of the log that are no events. ``is_open``: the
-    newest attempt has not said how it ended: it goes on, or was killed. ``machine``: its newest sample. ``spans``:
-    number of each attempt -> how it began, and the time of its newest event.
-    ``tested``: the evaluation on the test images of weights that the run still has; ``num_tested``: of all.
-    ``failed``: how the newest attempt failed, if it did. ``images_at_once``: that memory had room for in an update;
-    None: it never ran out. ``evaluations``: all that count; ``tried``: what the run has tried.
+    and where it was killed; ``finished``: the end of the whole run, if it came to it. ``accounted``: the newest
+    account. ``position``: samples that the newest attempt came to; ``time``: of the newest event. ``evaluated``: the
+    newest evaluation; ``best``: the one whose weights were kept as the best. ``unreadable``: lines of the log that are
+    no events. ``is_open``: the newest attempt has not said how it ended: it goes on, or was killed. ``machine``: its
+    newest sample. ``spans``: number of each attempt -> how it began, and the time of its newest event. ``tested``: the
+    evaluation on the test images of weights that the run still has; ``num_tested``: of all. ``failed``: how the newest
+    attempt failed, if it did. ``images_at_once``: that memory had room for in an update; None: it never ran out.
+    ``evaluations``: all that count; ``tried``: what the run has tried.
     """
 
     attempt: int = 0
     started: Started | None = None
     ended: Ended | None = None
     finished: Ended | None = None
+    accounted: Accounted | None = None
     position: int = 0
     time: float = 0.0
     evaluated: Evaluated | None = None
@@ -198,7 +201,7 @@ class RunProgress:
             self.spans[event.attempt] = self.spans[event.attempt][0], event.time
         match event:
             case Started():
-                self.started, self.ended, self.failed = event, None, None
+                self.started, self.ended, self.failed, self.accounted = event, None, None, None
                 self.tested = None if self.tested is None or self.tested.step > event.step else self.tested
                 self.spans[event.attempt] = event, event.time
                 self.is_open, self.machine = True, None
@@ -212,7 +215,7 @@ class RunProgress:
             case Step(position=int(position)):
                 self.position = position
             case Accounted(images=int(images)) if self.started is not None:
-                self.position = int(self.started.batches.position(self.started.step)) + images
+                self.position, self.accounted = int(self.started.batches.position(self.started.step)) + images, event
             case Evaluated():
                 self.evaluated = event
                 self.evaluations.append(event)
@@ -450,6 +453,14 @@ class Run:
     def log_beside(self) -> EventLog:
         """Open the log for what is measured while nobody trains: its events have attempt 0, which is none."""
         return EventLog(self.log_path(), 0)
+
+    def add_to_account(self, seconds: float) -> None:
+        """Add what was measured after the run's end, for its report, to its account. Raises StorageError."""
+        progress = self.progress()
+        if (account := progress.accounted) is not None:
+            buckets = {**account.seconds, "measuring": account.seconds.get("measuring", 0.0) + seconds}
+            with self.log(attempt=progress.attempt) as log:
+                log.append(structs.replace(account, seconds=buckets, wall_seconds=account.wall_seconds + seconds))
 
     def finished(self) -> Ended | None:
         """Return the event that ended the run for good, or None if it is still to be finished."""

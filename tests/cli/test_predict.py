@@ -17,6 +17,7 @@ from PIL import Image
 from tests.data.packing.odd import GROUPS, TOO_LONG
 from tests.data.packing.odd_files import banded
 
+from steadytrain import ledger
 from steadytrain.cli import main
 
 NON_COMMERCIAL = "timm/convnextv2_atto.fcmae_ft_in1k"
@@ -374,7 +375,7 @@ def test_a_folder_for_heat_maps_is_no_file(run: Path, tmp_path: Path, capsys: py
     assert "which is a file; it must be a folder" in capsys.readouterr().err
 
 
-def test_a_finished_run_has_maps_of_its_worst_mistakes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_has_maps_of_its_worst_mistakes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = json.loads((run / "best.maps.json").read_text())
     wrong = [row for row in csv.DictReader((run / "predictions.csv").open()) if row["true"] != row["predicted"]]
     assert len(document["records"]) == min(24, len(wrong)) > 0
@@ -388,7 +389,15 @@ def test_a_finished_run_has_maps_of_its_worst_mistakes(run: Path, capsys: pytest
         assert main(["train", "--run", str(run)]) == 0
         return (run / "best.maps.json").stat().st_mtime_ns - then
 
-    assert finish(0) == 0 < finish(1), "made again only for newer weights"
+    assert finish(0) == 0
+    before = ledger(run)
+    monkeypatch.setattr("steadytrain.cli.train._COUNTS", 0.0)
+    assert finish(1) > 0, "made again only for newer weights"
+    after = ledger(run)
+    assert after.seconds["measuring"] > before.seconds["measuring"], "what the command does after the end counts"
+    grown = after.seconds["measuring"] - before.seconds["measuring"]
+    assert after.wall_seconds == pytest.approx(before.wall_seconds + grown)
+    assert sum(after.seconds.values()) == pytest.approx(after.wall_seconds)
     page = run / "report.html"
     assert main(["report", str(run), "-o", str(page)]) == 0
     assert page.read_text().count("where the answer ") == len(document["records"])

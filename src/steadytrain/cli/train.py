@@ -58,6 +58,10 @@ if TYPE_CHECKING:
 
 AUTO_SECONDS = 60.0
 """Seconds that ``--batch-size auto`` and its like may take."""
+
+_COUNTS = 0.1
+"""Seconds after a run's end that are added to its account."""
+
 MOST_RANKS_A_CORE = 4
 """Ranks for each core that a file may ask for: each takes some hundred megabytes before it has read an image."""
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
@@ -424,9 +428,13 @@ def _train_all(
     if world.is_first:
         _print_outcome(trained, json=options.json)
         for run in runs if group is None and not code else ():
+            ended = time.perf_counter()
             if run.recipe.model.pretrained or run.recipe.model.weights:
                 _measure_limits(run)
             _map_mistakes(run)
+            if (seconds := time.perf_counter() - ended) >= _COUNTS:
+                with suppress(StorageError):  # the run is whole without
+                    run.add_to_account(seconds)
         print_next_commands(trained[-1], code, repeats=options.repeats is not None)
     return code
 
