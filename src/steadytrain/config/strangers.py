@@ -27,14 +27,14 @@ class Gate:
 _IMPORT = "a `pkg.mod:factory` runs code"
 _NOT_IMPORTED = "refused; the flag, or `--set`, that names it allows it"
 _READ = "a file, a folder or an address is read"
-_SHOWN = "read; a line names it before, where it lies outside of the working folder"
-_NOT_ASKED = f"{_SHOWN}; refused where it is an address of this machine or its network"
+_SHOWN = "read; if it is outside the working folder, a line names it first"
+_NOT_ASKED = f"{_SHOWN}; refused if it is an address of this machine or its network"
 
 GATES = (
     Gate("model", "name", _IMPORT, _NOT_IMPORTED),
     Gate("model", "name", "an `mxnet:FILE` is read", _SHOWN),
     Gate("model", "weights", "a file is read, without running code", _SHOWN),
-    Gate("model", "pretrained", "the weights of a model of timm's are fetched from its hub", "fetched, once"),
+    Gate("model", "pretrained", "the weights of a timm model are fetched from the hub", "fetched, once"),
     Gate("optim", "name", _IMPORT, _NOT_IMPORTED),
     Gate("optim", "loss", _IMPORT, _NOT_IMPORTED),
     Gate("data", "transforms", _IMPORT, _NOT_IMPORTED),

@@ -94,8 +94,8 @@ GROUPS: dict[str, list[Odd]] = {
             "left out: four bands stored as CMYK, which are not read here unless an ink set of CMYK (tag 332) or a"
             " profile says that they are inks: convert it to RGB",
         ),
-        Odd("TIFF, RGB and a band that is not declared", bytes_of(banded(4)), "the fourth is dropped; said", RGB),
-        Odd("TIFF, RGB and two further bands", bytes_of(banded(5, 0, 0)), "both are dropped; said", RGB),
+        Odd("TIFF, RGB and a band that is not declared", bytes_of(banded(4)), "the fourth is dropped; noted", RGB),
+        Odd("TIFF, RGB and two further bands", bytes_of(banded(5, 0, 0)), "both are dropped; noted", RGB),
         Odd("TIFF, RGB and transparency", bytes_of(banded(4, 2)), "composited over white", RGB),
         Odd(
             "TIFF of eight bands",
@@ -118,12 +118,12 @@ GROUPS: dict[str, list[Odd]] = {
         Odd("PNG, grey with transparency", image("PNG", "LA"), "composited over white", GREY),
         Odd("PNG, 1 bit", image("PNG", "1"), "0 or 255", GREY),
         Odd("TIFF, 1 bit", image("TIFF", "1", compression="group4"), "0 or 255", GREY),
-        Odd("PNG, grey of 16 bits", bytes_of(encoded(SIXTEEN, "PNG")), "divided by 257; said", GREY),
-        Odd("TIFF, grey of 16 bits", bytes_of(encoded(SIXTEEN, "TIFF")), "divided by 257; said", GREY),
+        Odd("PNG, grey of 16 bits", bytes_of(encoded(SIXTEEN, "PNG")), "divided by 257; noted", GREY),
+        Odd("TIFF, grey of 16 bits", bytes_of(encoded(SIXTEEN, "TIFF")), "divided by 257; noted", GREY),
         Odd("PNG of 16 bits that states 12", bytes_of(of_bits(12, states=True)), "scaled from 12 bits", GREY),
-        Odd("PNG of 16 bits that holds 12", bytes_of(of_bits(12, states=False)), "divided by 257; said", GREY),
-        Odd("PNG, RGB of 16 bits", bytes_of(deep_png()), "the upper 8 bits; said", RGB),
-        Odd("TIFF, RGB of 16 bits", bytes_of(deep_tiff()), "the upper 8 bits; said", RGB),
+        Odd("PNG of 16 bits that holds 12", bytes_of(of_bits(12, states=False)), "divided by 257; noted", GREY),
+        Odd("PNG, RGB of 16 bits", bytes_of(deep_png()), "the upper 8 bits; noted", RGB),
+        Odd("TIFF, RGB of 16 bits", bytes_of(deep_tiff()), "the upper 8 bits; noted", RGB),
         Odd(
             "TIFF, grey of 32 bits", bytes_of(encoded(SIXTEEN.convert("I"), "TIFF")), "0 to 65535, divided by 257", GREY
         ),
@@ -151,7 +151,7 @@ GROUPS: dict[str, list[Odd]] = {
         Odd(
             "lossless, more than 8 bits",
             bytes_of(patched_jpeg(kind=0xC3, bits=16, height=0)),
-            "of 8 bits it is read",
+            "one of 8 bits is read",
             "left out: a lossless JPEG of 16 bits, which is not read here: convert it to PNG",
         ),
         Odd(
@@ -191,7 +191,7 @@ GROUPS: dict[str, list[Odd]] = {
         Odd("PNG, animated", frames("PNG"), "the first frame", RGB),
         Odd("WebP, animated", frames("WEBP"), "the first frame", RGB),
         Odd("TIFF of two pages", frames("TIFF"), "the first page", RGB),
-        Odd("JPEG of two pictures (MPO)", frames("MPO"), "readers see the first picture", KEPT),
+        Odd("JPEG of two pictures (MPO)", frames("MPO"), "readers use the first picture", KEPT),
     ],
     "Shapes and sizes": [
         Odd("PNG of 1 x 1", image("PNG", size=(1, 1)), "", KEPT),
@@ -227,13 +227,13 @@ GROUPS: dict[str, list[Odd]] = {
         ),
         Odd("PPM of 400 megapixels", bytes_of(b"P6\n20000 20000\n255\n" + bytes(99)), "by its header", BOMB),
     ],
-    "Named .jpg, and something else": [
-        Odd("PNG", image("PNG"), "the content counts", RGB),
-        Odd("GIF", image("GIF"), "the content counts", RGB),
-        Odd("BMP", image("BMP"), "the content counts", RGB),
-        Odd("WebP", image("WEBP"), "the content counts", RGB),
-        Odd("AVIF", image("AVIF"), "the content counts", RGB),
-        Odd("PPM", image("PPM"), "the content counts", RGB),
+    "Named .jpg, but another kind of file": [
+        Odd("PNG", image("PNG"), "its content decides", RGB),
+        Odd("GIF", image("GIF"), "its content decides", RGB),
+        Odd("BMP", image("BMP"), "its content decides", RGB),
+        Odd("WebP", image("WEBP"), "its content decides", RGB),
+        Odd("AVIF", image("AVIF"), "its content decides", RGB),
+        Odd("PPM", image("PPM"), "its content decides", RGB),
         Odd("HEIC", bytes_of(b"\0\0\0\x18ftypheic" + bytes(60)), "", f"left out: a HEIC image, {CONVERT}"),
         Odd("JPEG 2000", image("JPEG2000"), "", f"left out: a JPEG 2000 image, {CONVERT}"),
         Odd("JPEG XL", bytes_of(b"\xff\x0a" + bytes(60)), "", f"left out: a JPEG XL image, {CONVERT}"),
@@ -293,11 +293,11 @@ GROUPS: dict[str, list[Odd]] = {
         Odd("WebP cut short", bytes_of(encoded(kind="WEBP")[:-200]), "", "left out: cut short"),
         Odd("TIFF cut short", bytes_of(tiff()[:9000]), "", "left out: cut short"),
     ],
-    "Named .jpg, and no file": [
+    "Named .jpg, but not a file": [
         Odd(
             "a folder",
             lambda path: path.mkdir(),
-            "searched for images where folders are classes",
+            "searched for images if folders are classes",
             "left out: a folder, not a file",
         ),
         Odd("a pipe", node(stat.S_IFIFO), "not waited for", "left out: a pipe, not a file"),
@@ -356,27 +356,28 @@ REAL: dict[str, dict[str, int]] = {
 
 INTRODUCTION = """# Odd images
 
-Look up what becomes of a file that is no plain photograph, when it is packed or trained on. To find such files among
-yours, before anything is packed:
+Look up what happens to an unusual image file when it is packed or trained on. To find such files among yours, before
+anything is packed:
 
 <!-- not run: needs your images -->
 ```sh
 steady check photos/
 ```
 
-The tables are those of `steady pack` with its default options. A file that cannot be used is left out. The output and
-the card list it with the reason, and [record files](records.md#what-is-stored) says how many may be left out. The tests
-pack every one of these files and generate this page.
+The tables show the results of `steady pack` with its default options. A file that cannot be used is left out. The
+output and the card list it with the reason, and [record files](records.md#what-is-stored) says how many may be left
+out. The tests pack every one of these files, and compare the results with this page.
 """
 
 MEMORY = """## Memory
 
 An image of up to 100 million pixels is read, however small its file is. One with more is refused by its header: scale
-it down first. Decoders of two formats need more memory a pixel, so their limits are lower, at 1 GiB for the decoder: 67
-million pixels for WebP (16 bytes each), 89 million for a CMYK JPEG (12 bytes each). The table has the peak memory, in
-MB, of a process that handles one image of 9,900 x 9,900 pixels: packs it, checks it, or reads it as the loader does.
-42 MB of Python are included. `steady pack` and `steady check` decode as many images at once as they have workers
-(`--workers`). In training and `predict`, PyTorch's memory comes on top.
+it down first. The decoders of two formats need more memory per pixel, so their limits are lower. They follow from 1 GiB
+for the decoder: 67 million pixels for WebP (16 bytes each), 89 million for a CMYK JPEG (12 bytes each).
+
+The table has the peak memory, in MB, of a process that packs one image of 9,900 x 9,900 pixels, checks it, or reads it
+as the loader does. 42 MB of Python are included. `steady pack` and `steady check` decode as many images at once as they
+have workers (`--workers`). In training and `predict`, PyTorch's memory comes on top.
 
 | file (size) | pack | check | read |
 |---|---|---|---|
@@ -390,7 +391,7 @@ MB, of a process that handles one image of 9,900 x 9,900 pixels: packs it, check
 | JPEG, progressive, 4:4:4 (1.2 MB) | 884 | 886 | 889 |
 | JPEG, progressive, CMYK, of 9,400 x 9,400 (2.1 MB) | 1,108 | 1,108 | 1,108 |
 | WebP, lossless, one colour, of 8,191 x 8,191 (3 kB) | 1,121 | 1,121 | 1,121 |
-| the same two of 9,900 x 9,900: refused | 47 | 47 | 46 |
+| the last two at 9,900 x 9,900: refused | 47 | 47 | 46 |
 | GIF, animated (0.2 MB) | 700 | 624 | 479 |
 | BMP, run-length encoded (0.8 MB) | 700 | 624 | 480 |
 | AVIF (2 kB) | 963 | 963 | 962 |
@@ -398,7 +399,7 @@ MB, of a process that handles one image of 9,900 x 9,900 pixels: packs it, check
 | PNG of 64 x 64 whose profile or text inflates to 1 GB: read without it | 46 | | 51 |
 
 A deflated member of a zip may inflate to 512 MiB, but above 64 MiB to no more than 200 times its bytes. The zip states
-its size, and a larger one is left out unread. A compressed file (`.gz`, `.bz2`, `.xz`, `.zst`), a tar in it included,
+its size, and a larger one is left out unread. A compressed file (`.gz`, `.bz2`, `.xz`, `.zst`), even with a tar in it,
 is decompressed to the disk, up to 256 MiB or 200 times its bytes. A line of a CSV or TSV may have 1 MiB.
 """
 
