@@ -23,7 +23,8 @@ _ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip"
 
 
 def _archives_in(request: Request) -> list[Path]:
-    return [request.where / name for name in request.entries if name.lower().endswith(_ENDINGS)]
+    paths = (request.where / name for name in request.entries if name.lower().endswith(_ENDINGS))
+    return [path for path in paths if not path.is_dir()]
 
 
 def _is_folder(request: Request) -> bool:
@@ -63,21 +64,22 @@ def _are_classes(archives: list[SourceFile]) -> bool:
     splits = folder_splits(stems)  # of cat-train and cat-val there are two
     if len(splits) == len(stems) or len({*splits.values()}) > 1 or not any(map(split_of, stems)):
         return False
-    for archive in archives:
-        files = read_archives([archive], lambda _: None)
-        if is_webdataset(files) or not folder.build_tree(files).is_flat(files):
-            return False
-    return True
+    members = (read_archives([archive], lambda _: None) for archive in archives)
+    return all(not is_webdataset(files) and _are_in_one_folder(files) for files in members)
+
+
+def _are_in_one_folder(files: FileList) -> bool:
+    return folder.build_tree(files).is_flat(files)
 
 
 def _list_splits(request: Request) -> list[Listing]:
     listings: list[Listing] = []
-    groups = _groups(request)
-    for split, paths in order_splits(groups).items():
+    for split, paths in order_splits(_groups(request)).items():
+        part = request.part(paths[0] if len(paths) == 1 else request.where, paths, after=listings)
         try:
-            parts = request.list_part(request.part(request.where, paths, after=listings))
+            parts = request.list_part(part)
         except DataError as error:
-            if request.labels is None or paths != groups.get("test"):
+            if split != "test" or (request.labels is None and not _are_in_one_folder(part.members)):
                 raise
             request.say(f"skipped: {error}")  # of a contest: its images have no labels
             continue

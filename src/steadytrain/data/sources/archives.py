@@ -44,7 +44,7 @@ FREE_OF_RATIO = 256 << 20  # bytes out that any file may have
 
 _CHUNK = 1 << 20
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_MAY_BE_TEXT = ("text", "a list of images (.lst)", "a BMP image", "a program")  # two letters prove nothing
+_MAY_BE_TEXT = ("text", "a list of images (.lst)", "a BMP image")  # two letters prove nothing
 _MOST_LINKS = 8  # one behind the other
 _BLOCK = 512
 _MOST_EXTENSION = 1 << 20  # bytes of a long name or of pax records

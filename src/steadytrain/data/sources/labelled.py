@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from steadytrain.data.filenames import is_wrapper, split_words
+from steadytrain.data.filenames import is_wrapper
 from steadytrain.data.sources import folder, imagenet, parquet
 from steadytrain.data.sources.layout import (
     TOOLS_TABLES,
@@ -65,8 +65,8 @@ def find_flat(look: FolderLook, where: Path, *, is_archive: bool = False) -> Fla
     if flat.tables:
         raise DataError(f"{where} has no training set among {few(flat.folders)}: give one of these folders")
     name = first.partition("/")[0]
-    is_split = bool(split_words(name)[0]) if is_archive else is_wrapper(name, "")
-    if len(flat.folders) == 1 and not is_split and not labels_in_names(look(first).images):
+    is_no_class = bool(name) and is_wrapper(name, "")
+    if len(flat.folders) == 1 and not is_no_class and not labels_in_names(look(first).images):
         return None
     raise no_labels(look, parts, where)
 

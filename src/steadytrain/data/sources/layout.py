@@ -432,14 +432,16 @@ def no_labels(look: FolderLook, parts: Mapping[str, Sequence[str]], where: Path)
     tables = [name for name in aside if Path(name).suffix.casefold() in TABLES]
     are_few = 0 < len(tables) < 4  # or each image has a file of its own, as boxes have
     text = f"the images in {where} have no classes ({splits}no table {'beside them' if are_few else 'holds labels'})"
-    if labels := labels_in_names(look(parts.get("train", next(iter(parts.values())))[0]).images):
+    is_unpacked = all((where / path).is_dir() for path in folders)
+    labels = labels_in_names(look(parts.get("train", next(iter(parts.values())))[0]).images)
+    if labels and (is_unpacked or where.is_file()):  # neither: several archives
         return DataError(f"{text}: {labels_from_names(where, labels, folders)}")
     if are_few:
-        them = f"--labels {shlex.quote(str(where / tables[0]))}" if where.is_dir() else "--labels once it is unpacked"
+        them = f"--labels {shlex.quote(str(where / tables[0]))}" if is_unpacked else "--labels once it is unpacked"
         one = few(tables) if len(tables) == 1 else f"one of {few(tables)}"
         return DataError(f"{text}: if {one} has their labels, give it with {them}")
     remedy = "give their labels with --labels FILE, a table of names and labels"
-    if len(folders) > 1 and where.is_dir():
+    if len(folders) > 1 and is_unpacked:
         shown, listed = shlex.quote(str(where)), " ".join(shlex.quote(f"{name}/") for name in folders)
         remedy += (
             f" (if these folders are classes: (cd {shown} && find {listed} -type f | sort > list.txt), then give"
