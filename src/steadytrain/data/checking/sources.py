@@ -24,11 +24,7 @@ from steadytrain.data.images.look import Look, look_in_children
 from steadytrain.data.packing.pack import default_max_bad
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all
-from steadytrain.data.sources.folder import (
-    list_folder,
-    list_unclassed,
-    scan_folder,
-)
+from steadytrain.data.sources.folder import list_folder, list_unclassed, scan_folder
 from steadytrain.data.sources.layout import class_splits, flat_splits, look_on_disk
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, look_at_files
 from steadytrain.data.storage.scratch import scratch_beside

@@ -393,10 +393,7 @@ class BatchStream(Generic[W, R]):
 
 
 def _end(
-    process: int,
-    closed: threading.Event,
-    waiting: Sequence[threading.Condition],
-    threads: list[threading.Thread],
+    process: int, closed: threading.Event, waiting: Sequence[threading.Condition], threads: list[threading.Thread]
 ) -> None:
     """Stop the threads at the exit of their process, whatever became of the stream, and wait until they have ended."""
     if os.getpid() != process:

@@ -169,11 +169,7 @@ class GlobalOrder:
     LARGE = 2**20  # samples; the order of so many takes a thirtieth of a second
 
     def __init__(
-        self,
-        n: int,
-        seed: int,
-        share: Callable[[str, int], RankMemory] | None = None,
-        stop: int | None = None,
+        self, n: int, seed: int, share: Callable[[str, int], RankMemory] | None = None, stop: int | None = None
     ) -> None:
         self.n = n
         self.seed = seed
@@ -260,11 +256,7 @@ class BalancedOrder(GlobalOrder):
     """
 
     def __init__(
-        self,
-        labels: Ints,
-        seed: int,
-        share: Callable[[str, int], RankMemory] | None = None,
-        stop: int | None = None,
+        self, labels: Ints, seed: int, share: Callable[[str, int], RankMemory] | None = None, stop: int | None = None
     ) -> None:
         super().__init__(len(labels), seed, share, stop)
         self.labels = labels

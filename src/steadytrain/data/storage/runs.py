@@ -16,13 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from steadytrain.config import Recipe
-from steadytrain.data.storage.store import (
-    WRITE_BYTES,
-    ChangedError,
-    NoObjectError,
-    ObjectPlace,
-    Store,
-)
+from steadytrain.data.storage.store import WRITE_BYTES, ChangedError, NoObjectError, ObjectPlace, Store
 from steadytrain.errors import DataError, RecipeError, RunError, SteadyError, StorageError, storage_error
 from steadytrain.files import create, locked
 

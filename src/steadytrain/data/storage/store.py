@@ -467,10 +467,7 @@ def _open_store(base: str, repeats: int, settings: tuple[object, ...]) -> Object
     }
     if endpoint.startswith("http://"):
         client["allow_http"] = True
-    retry: RetryConfig = {
-        "max_retries": repeats,
-        "retry_timeout": timedelta(seconds=PATIENCE_SECONDS),
-    }
+    retry: RetryConfig = {"max_retries": repeats, "retry_timeout": timedelta(seconds=PATIENCE_SECONDS)}
     try:
         match place.scheme:
             case "s3":

@@ -137,10 +137,7 @@ def apply_ops(images: Tensor, ops: Ops, values: Floats, fill: Tensor) -> None:
 def _maps(ops: Ops, values: Floats, height: int, width: int) -> Floats:
     """Make the maps of places of operations that move pixels, float64[n, 2, 3]; shears leave an edge where it is."""
     maps = operations.turns(np.where(ops == Op.ROTATE, values, 0))
-    for op, row, column, shift in (
-        (Op.SHEAR_X, 0, 1, height / 2),
-        (Op.SHEAR_Y, 1, 0, width / 2),
-    ):
+    for op, row, column, shift in ((Op.SHEAR_X, 0, 1, height / 2), (Op.SHEAR_Y, 1, 0, width / 2)):
         maps[:, row, column] += np.where(ops == op, values, 0)
         maps[:, row, 2] += np.where(ops == op, values * shift, 0)
     maps[:, 0, 2] -= np.where(ops == Op.TRANSLATE_X, values, 0)
