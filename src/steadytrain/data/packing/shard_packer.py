@@ -183,8 +183,6 @@ class ShardPacker:
             turn.close()
             yield places
 
-    # -- what is there -----------------------------------------------------------------------------------------------
-
     def _look_at_what_is_there(self) -> bool:
         """Return whether such a command began these shards before. Raises DataError for files that it did not write."""
         sizes = self.folder.sizes()
@@ -281,8 +279,6 @@ class ShardPacker:
         else:  # the plan of an earlier version
             with suppress(OSError):
                 self.path.with_name(f"{self.path.stem}.plan.json").unlink()
-
-    # -- shards ------------------------------------------------------------------------------------------------------
 
     def _take(self, number: int) -> bool:
         """Lock a shard against other processes of this machine; return whether none has it."""

@@ -127,7 +127,9 @@ def class_splits(look: FolderLook, where: Path, classes: Sequence[str] | None = 
     twice = ""
     for name in sorted(named, key=lambda name: (name.casefold() not in SPLITS, name)):
         if (first := splits.setdefault(named[name], name)) != name:
+            parts = shlex.join(str(where / part) for part in folders if named.get(part) == named[name])
             twice = f"{where} holds both {first} and {name}: keep one of them"
+            twice += f", or, if they are parts of one set, give all: steady pack {parts} OUT" * where.is_dir()
     inner: dict[str, str] = {
         split: _unwrap(look, splits[split]) for split in ("train", "val", "test") if split in splits
     }

@@ -242,9 +242,6 @@ def upload_notice(recipe: Recipe) -> str:
     return f"also kept at {uri}: uploaded after each checkpoint"
 
 
-# -- runs ------------------------------------------------------------------------------------------------------------
-
-
 def require_same_run(folder: Path, recipe: Recipe, uri: str) -> None:
     """Refuse to upload a run over another one, or over a later state of itself.
 

@@ -569,8 +569,6 @@ def abort_uploads(
         )
 
 
-# -- what went wrong -------------------------------------------------------------------------------------------------
-
 _RENEW = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), or AWS_PROFILE, or run aws sso"
     " login; AWS_SKIP_SIGNATURE=true reads a public bucket without any",
