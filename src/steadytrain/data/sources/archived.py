@@ -134,6 +134,8 @@ def _refuse_arrays(names: Iterable[str], where: Path) -> None:
         raise DataError(f"{where} holds NumPy arrays: convert them to a folder of classes or to idx files")
     if any("-ubyte" in name for name in names):
         raise DataError(f"{where} holds idx files: unpack it and give the folder")
+    if tables := [name for name in names if name.lower().endswith(TABLES)]:
+        raise DataError(f"{where} holds tables ({few(tables, 3)}) and no images: unpack it, and give the table")
     if inside := [name for name in names if name.lower().endswith(_ENDINGS)]:
         raise DataError(
             f"{where} holds archives ({few(inside, 3)}) and no images beside them: unpack it and give the folder, or"

@@ -16,6 +16,7 @@ import numpy as np
 
 from steadytrain.data.filenames import is_wrapper
 from steadytrain.data.sources import folder, imagenet, parquet
+from steadytrain.data.sources.archives import open_source
 from steadytrain.data.sources.layout import (
     TOOLS_TABLES,
     FolderLook,
@@ -135,14 +136,15 @@ def _read_table(
 
 def label(request: Request, labels: Path, files: FileList | None = None) -> list[Listing]:
     """List images that lie in a folder, or are ``files``, with their labels in a file of their own."""
-    truth = imagenet.read_truth(labels, request.scratch, request.say)
+    source = open_source(labels, request.scratch, request.say)
+    truth = imagenet.read_truth(source)
     if truth is None:
         top = None if files is None else folder.build_tree(files)
         look = request.look if files is None or top is None else top.look(files)
         base = f"{top.name}/" if top is not None and top.name else ""
         parts = flat_splits(look)
         prefixes = ["", *(f"{base}{path}/" for paths in parts.values() for path in paths if path)]
-        listed = _read_table(request, labels, prefixes, files, labels)
+        listed = _read_table(request, labels, prefixes, files, source.stored_at)
         return listed if len(listed) > 1 or len(parts) < 2 else request.in_order(_by_folder(listed[0], parts, base))
     refuse_columns(request)
     if files is None:

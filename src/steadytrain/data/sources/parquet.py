@@ -234,7 +234,7 @@ def _rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Any]:
                     yield from batch.select(columns).slice(at, _ROWS_AT_ONCE).to_pylist()
     except ModuleNotFoundError:
         raise DataError(f"{path} is read by pyarrow, which is missing: pip install 'steadytrain[parquet]'") from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         why = str(error).partition("\n")[0][:120]
         raise DataError(f"{path} is damaged or cut short ({why}): copy or download it again") from error
 
