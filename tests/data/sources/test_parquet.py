@@ -471,7 +471,7 @@ def test_a_table_of_paths_is_read_as_any_table(tmp_path: Path) -> None:
 def test_a_column_of_texts_that_is_named_for_the_images_is_refused(tmp_path: Path) -> None:
     columns = {"image": _images(2), "file_name": ["a.png", "b.png"], "label": [0, 1]}
     path = _write(tmp_path / "a.parquet", _table(columns, types={"file_name": pa.string()}))
-    with pytest.raises(DataError, match="no column for images, .*: give one by --path-column"):
+    with pytest.raises(DataError, match=r"no column for images, .*: give one by --path-column"):
         found(path, tmp_path / "scratch", columns=ColumnNames(path="file_name"))
 
 

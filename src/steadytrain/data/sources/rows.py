@@ -143,7 +143,7 @@ def read_rows(stored_at: Path, path: Path, delimiter: str) -> Rows:
     """
     lines = read_text(stored_at, path)
     if delimiter == JSON_LINES:
-        yield from _read_objects(lines, path)
+        yield from _read_objects(stored_at, path)
     elif delimiter == LINE:
         yield from ((number, [line.strip()]) for number, line in enumerate(lines, 1) if line.strip())
     elif delimiter in (LAST_BLANK, FIRST_BLANK, BLANKS):
@@ -176,13 +176,12 @@ def _read_words(lines: Iterator[str], delimiter: str) -> Rows:
             yield number, line.rsplit(None, 1) if delimiter == LAST_BLANK else line.strip().split(None, 1)
 
 
-def _read_objects(lines: Iterator[str], path: Path) -> Rows:
+def _read_objects(stored_at: Path, path: Path) -> Rows:
     """The keys of the first objects, and the values of each; of an object in an object, ``label.name``."""
-    objects = _parse_objects(lines, path)
-    first = list(islice(objects, _SAMPLE_LINES))
+    first = islice(_parse_objects(read_text(stored_at, path), path), _SAMPLE_LINES)
     names = {key: None for _, fields in first for key, value in fields.items() if not isinstance(value, dict)}
     yield 0, [*names]
-    for number, fields in chain(first, objects):
+    for number, fields in _parse_objects(read_text(stored_at, path), path):
         yield number, [_cell(fields, key) for key in names]
 
 
