@@ -857,3 +857,18 @@ def test_parts_of_a_training_set_are_packed_by_the_command_in_the_message(tmp_pa
     parts = rf"{source}/train\.X1 {source}/train\.X2"
     with pytest.raises(DataError, match=rf"both train\.X1 and train\.X2: keep .*: steady pack {parts} OUT"):
         found(source, tmp_path / "scratch")
+
+
+def test_images_in_another_folder_that_the_table_names_are_the_training_set(tmp_path: Path) -> None:
+    """They were merged with those of val and test, whose names are shorter than the word train."""
+    names = [f"{folder}/{number}.png" for folder in ("photos", "val", "test") for number in range(2)]
+    table = "".join(f"{name},{'cat' if '0' in name else 'dog'}\n" for name in names)
+    source = _folder({**_images(*names), "labels.csv": f"path,label\n{table}".encode()}, tmp_path / "set")
+    messages: list[str] = []
+    listings = found(source, tmp_path / "scratch", messages)
+    assert {part.split: list(part.names) for part in listings} == {
+        "train": names[:2],
+        "val": names[2:4],
+        "test": names[4:],
+    }
+    assert not messages

@@ -104,7 +104,9 @@ def list_flat(
     if left := [path for split in flat.parts if split and split not in splits for path in flat.parts[split]]:
         request.say(f"{where}: no labels for the images in {few(left)}; they are left out")
     tops = {path.partition("/")[0] for path in flat.folders}
-    if others := [name for name in look("").folders if {name, ""}.isdisjoint(tops) and look(name).images]:
+    others = [name for name in look("").folders if {name, ""}.isdisjoint(tops) and look(name).images]
+    named = (normpath(name) for part in (listings if others else ()) for name in part.names)
+    if others := sorted({*others} - {name.removeprefix(base).partition("/")[0] for name in named}):
         request.say(f"{where}: {few(others)} hold{'s' * (len(others) == 1)} images of no split; they are left out")
     return request.in_order(listings)
 
@@ -162,8 +164,8 @@ def _by_folder(listing: Listing, parts: Mapping[str, Sequence[str]], base: str) 
     """Split a listing by the folders of splits that its images lie in; what lies in none of them is trained on."""
     folders = {f"{base}{path}/": split for split, paths in parts.items() for path in paths}
     names = map(normpath, listing.names)
-    splits = np.array([next((folders[path] for path in folders if name.startswith(path)), "") for name in names])
-    splits[splits == ""] = "train"
+    tops = (next((folders[path] for path in folders if name.startswith(path)), "") for name in names)
+    splits = np.array([split or "train" for split in tops])
     if "train" not in splits:
         return [listing]
     rows = {split: np.flatnonzero(splits == split) for split in ("train", "val", "test")}
