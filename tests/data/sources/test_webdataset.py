@@ -207,3 +207,10 @@ def test_what_a_mac_puts_into_a_zip_is_no_folder_of_samples(tmp_path: Path) -> N
                 archive.writestr(f"__MACOSX/set/._{number}.{suffix}", b"\0\5\x16\7")
     [listing] = found(tmp_path / "a.zip", tmp_path / "scratch")
     assert (listing.classes, len(listing)) == (("cat", "dog"), 8)
+
+
+def test_urls_in_the_json_of_samples_are_no_labels_of_a_table(tmp_path: Path) -> None:
+    fields = [{"url": "http://x.org/a.jpg", "caption": "a dog"}]
+    path = _shard(tmp_path / "a.tar", _samples(30, "json", fields))
+    with pytest.raises(DataError, match=r"the \.json of sample 000000 has no label field"):
+        found(path, tmp_path / "scratch")

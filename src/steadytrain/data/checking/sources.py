@@ -63,7 +63,7 @@ def examine_source(
         say: takes the report's remarks as they come: what lasts is announced before it is begun.
 
     Raises:
-        DataError: there is no such source.
+        DataError: there is no such source, or ``val`` cannot be listed.
         FailedError: no process can be started.
     """
     began = time.monotonic()
@@ -97,7 +97,9 @@ def examine_source(
             return Report(path=shown, what=kind, findings=findings, of_files=True, bytes=num_bytes, remedies=remedies)
         if val is not None:
             only_zip = ColumnNames(zip_names=columns.zip_names)
-            others, _ = _list_anyway([str(val)], columns=only_zip, scratch=scratch / "val", say=remark)
+            others, why = _list_anyway([str(val)], columns=only_zip, scratch=scratch / "val", say=remark)
+            if not others:
+                raise DataError(why)
             chosen = [listing for listing in others if listing.split == "val"] or others[:1]
             listings = [replace(listings[0], split="train"), *(replace(part, split="val") for part in chosen)]
         total = sum(map(len, listings))

@@ -260,6 +260,8 @@ def _name_format(request: Request) -> str:
         if ("alone" in row and folders) or ("table" in row and len(classes) > 1) or ("flat" in row and classes):
             continue
         fit = [name for name in names if re.search(row["file"], name)][:_MOST_TRIED]
+        if "flat" in row and len(fit) == _MOST_TRIED:  # one beside each image
+            continue
         fit = [name for name in fit if re.search(row.get("holds", ""), start(name), re.DOTALL)]
         if fit and files is not None:
             return f"{where} holds {row['name']}: unpack it, and give the folder, of which a message gives the command"

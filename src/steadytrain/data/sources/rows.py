@@ -74,7 +74,10 @@ def find_delimiter(lines: Sequence[str]) -> str:
         return JSON_LINES
     best, share = "", 0
     for sign in DELIMITERS:
-        widths = [len(next(csv.reader([line], delimiter=sign, skipinitialspace=True), [])) for line in lines]
+        try:
+            widths = [len(next(csv.reader([line], delimiter=sign, skipinitialspace=True), [])) for line in lines]
+        except csv.Error as error:
+            raise DataError(_words_for(error)) from None
         width, count = Counter(widths).most_common(1)[0]
         if width == 1 < widths[0]:  # most lines are wrong, which will be reported
             count = 1
@@ -157,7 +160,12 @@ def read_rows(stored_at: Path, path: Path, delimiter: str) -> Rows:
                 if any(cell.strip() for cell in row):
                     yield reader.line_num, row
         except csv.Error as error:
-            raise DataError(f"{path}: line {reader.line_num}: {error}: fix its quotes") from None
+            raise DataError(f"{path}: line {reader.line_num}: {_words_for(error)}") from None
+
+
+def _words_for(error: csv.Error) -> str:
+    is_long = "field limit" in str(error)
+    return f"{error}: {'images in cells are not read, write each as a file' if is_long else 'fix its quotes'}"
 
 
 def _read_words(lines: Iterator[str], delimiter: str) -> Rows:
