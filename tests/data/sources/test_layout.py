@@ -872,3 +872,17 @@ def test_images_in_another_folder_that_the_table_names_are_the_training_set(tmp_
         "test": names[4:],
     }
     assert not messages
+
+
+@pytest.mark.parametrize("pack", [_tar, _zip])
+@pytest.mark.parametrize("names", [("images_001", "images_002"), ("train_1", "train_2"), ("set_part_1", "set_part_2")])
+def test_archives_that_are_parts_of_one_set_are_no_classes(
+    tmp_path: Path, names: tuple[str, str], pack: Callable[[Files, Path], Path]
+) -> None:
+    for number, name in enumerate(names):
+        pack(_images(f"images/{number}a.png", f"images/{number}b.png"), tmp_path / "set" / name)
+    with pytest.raises(DataError, match=r"the images in .*set have no classes"):
+        found(tmp_path / "set", tmp_path / "scratch")
+    (tmp_path / "labels.csv").write_text("path,label\n0a.png,cat\n0b.png,dog\n1a.png,cat\n1b.png,dog\n")
+    [listing] = found(tmp_path / "set", tmp_path / "scratch", labels=tmp_path / "labels.csv")
+    assert (listing.classes, listing.labels.tolist()) == (("cat", "dog"), [0, 1, 0, 1])

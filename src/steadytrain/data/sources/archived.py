@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from posixpath import splitext
 
-from steadytrain.data.filenames import folder_splits, group_by_split, is_image, order_splits, split_of
+from steadytrain.data.filenames import folder_splits, group_by_split, is_image, order_splits, split_of, split_words
 from steadytrain.data.sources import folder, imagenet
 from steadytrain.data.sources.archives import SourceFile, holds_only_tars, read_archives, read_inner_tars
 from steadytrain.data.sources.labelled import find_flat, label, list_flat
-from steadytrain.data.sources.layout import TABLES
+from steadytrain.data.sources.layout import TABLES, parts_of_one
 from steadytrain.data.sources.listing import FileList, Listing
 from steadytrain.data.sources.source import COLUMNS, LABELS, Request, SourceKind, refuse_columns
 from steadytrain.data.sources.webdataset import is_webdataset
@@ -72,6 +72,12 @@ def _are_in_one_folder(files: FileList) -> bool:
     return folder.build_tree(files).is_flat(files)
 
 
+def _are_parts(archives: list[SourceFile]) -> bool:
+    """Return whether archives are parts of one set by their names: ``images_001.zip``, ``train_2.tar``."""
+    stems = [archive.path.name.partition(".")[0] for archive in archives]
+    return bool(parts_of_one(stems)) or all(split and not others for split, others in map(split_words, stems))
+
+
 def _list_splits(request: Request) -> list[Listing]:
     listings: list[Listing] = []
     for split, paths in order_splits(_groups(request)).items():
@@ -109,7 +115,7 @@ def _list_members(request: Request) -> list[Listing]:
         raise DataError(f"{request.where} holds no files: give an archive with one folder of images for each class")
     _refuse_arrays(files.names, request.where)
     top = folder.build_tree(files)
-    if top.is_flat(files) and len(request.paths) > 1:  # one archive for each class
+    if top.is_flat(files) and len(request.paths) > 1 and not _are_parts(request.files):  # one archive for each class
         files = read_archives(request.files, lambda _: None, by_stem=True)
         refuse_columns(request)
         top = folder.build_tree(files, strip=False)
