@@ -145,7 +145,7 @@ def _stored_bits(image: Image.Image, data: bytes | memoryview) -> int:
         return 8 if found is None else {0x40: 10, 0x60: 12}.get(found[1][0] & 0x60, 8)
     is_ppm = image.format == "PPM" and image.mode != "1"
     words = re.sub(rb"#[^\n]*", b"", bytes(data[:200])).split()[3:4] if is_ppm else []  # the largest value
-    return 16 if words and int(words[0]) > 255 else 8
+    return 16 if words and words[0].isdigit() and int(words[0]) > 255 else 8
 
 
 def _significant_bits(image: Image.Image, data: bytes | memoryview) -> int | None:
