@@ -874,8 +874,16 @@ def test_images_in_another_folder_that_the_table_names_are_the_training_set(tmp_
     assert not messages
 
 
+PARTS = [
+    ("images_001", "images_002"),
+    ("train_1", "train_2"),
+    ("set_part_1", "set_part_2"),
+    ("photos-20260101T080910Z-001", "photos-20260101T080910Z-002"),
+]
+
+
 @pytest.mark.parametrize("pack", [_tar, _zip])
-@pytest.mark.parametrize("names", [("images_001", "images_002"), ("train_1", "train_2"), ("set_part_1", "set_part_2")])
+@pytest.mark.parametrize("names", PARTS)
 def test_archives_that_are_parts_of_one_set_are_no_classes(
     tmp_path: Path, names: tuple[str, str], pack: Callable[[Files, Path], Path]
 ) -> None:

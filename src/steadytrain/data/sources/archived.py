@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from steadytrain.data.sources.webdataset import is_webdataset
 from steadytrain.errors import DataError
 from steadytrain.format import few
 
+_GOOGLE_DRIVE = re.compile(r"-\d{8}T\d{6}Z(-\d+)+$")
 _ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 
 
@@ -73,9 +75,10 @@ def _are_in_one_folder(files: FileList) -> bool:
 
 
 def _are_parts(archives: list[SourceFile]) -> bool:
-    """Return whether archives are parts of one set by their names: ``images_001.zip``, ``train_2.tar``."""
+    """Return whether archives are parts of one set by their names: ``images_001.zip``, ``train_2.tar``, Google's."""
     stems = [archive.path.name.partition(".")[0] for archive in archives]
-    return bool(parts_of_one(stems)) or all(split and not others for split, others in map(split_words, stems))
+    are_splits = all(split and not others for split, others in map(split_words, stems))
+    return bool(parts_of_one(stems)) or are_splits or all(map(_GOOGLE_DRIVE.search, stems))
 
 
 def _list_splits(request: Request) -> list[Listing]:
@@ -140,8 +143,8 @@ def _refuse_arrays(names: Iterable[str], where: Path) -> None:
         raise DataError(f"{where} holds NumPy arrays: convert them to a folder of classes or to idx files")
     if any("-ubyte" in name for name in names):
         raise DataError(f"{where} holds idx files: unpack it and give the folder")
-    if tables := [name for name in names if name.lower().endswith(TABLES)]:
-        raise DataError(f"{where} holds tables ({few(tables, 3)}) and no images: unpack it, and give the table")
+    if inside := [name for name in names if name.lower().endswith((*TABLES, ".rec", ".parquet", ".arrow"))]:
+        raise DataError(f"{where} holds {few(inside, 3)} and no images: unpack it, and give the file")
     if inside := [name for name in names if name.lower().endswith(_ENDINGS)]:
         raise DataError(
             f"{where} holds archives ({few(inside, 3)}) and no images beside them: unpack it and give the folder, or"
