@@ -47,7 +47,12 @@ def _list_folder(request: Request) -> list[Listing]:
             f"{where} holds a table in an archive of its own ({packed[0]}): unpack it beside the others"
             f" (unzip {shlex.quote(str(where / packed[0]))} -d {shlex.quote(str(where))}), and remove the archive"
         )
-    return request.list_part(request.part(where, archives))
+    return request.list_part(request.part(_place_of(request, archives), archives))
+
+
+def _place_of(request: Request, archives: list[Path]) -> Path:
+    """Return what messages call some archives of a request."""
+    return archives[0] if len(archives) == 1 else request.where
 
 
 def _groups(request: Request) -> dict[str, list[Path]]:
@@ -84,7 +89,7 @@ def _are_parts(archives: list[SourceFile]) -> bool:
 def _list_splits(request: Request) -> list[Listing]:
     listings: list[Listing] = []
     for split, paths in order_splits(_groups(request)).items():
-        part = request.part(paths[0] if len(paths) == 1 else request.where, paths, after=listings)
+        part = request.part(_place_of(request, paths), paths, after=listings)
         try:
             parts = request.list_part(part)
         except DataError as error:
