@@ -44,12 +44,13 @@ class DataSet:
 def catalogue() -> Mapping[str, DataSet]:
     """Return every data set by its name, in the order of the table."""
     text = resources.files("steadytrain.data.fetching").joinpath("datasets.toml").read_text(encoding="utf-8")
-    return {name: _data_set(name, entry) for name, entry in tomllib.loads(text).items()}
+    entries = tomllib.loads(text)
+    return {name: _data_set(name, {**entries.get(entry.get("like"), {}), **entry}) for name, entry in entries.items()}
 
 
 def _data_set(name: str, entry: Mapping[str, Any]) -> DataSet:
     known = {field.name for field in fields(DataSet)}
-    files = tuple(WebFile(**{**file, "urls": tuple(file["urls"])}) for file in entry["files"])
+    files = tuple(WebFile(**file, urls=tuple(f"{at}/{file['name']}" for at in entry["at"])) for file in entry["files"])
     return DataSet(name=name, files=files, **{key: value for key, value in entry.items() if key in known - {"files"}})
 
 
