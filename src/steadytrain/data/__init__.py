@@ -1,6 +1,6 @@
 """Images: where they lie, how they are checked and packed, and how batches are made of them.
 
-docs/architecture.md lists the rooms by floors. The loader's names are here: ``st.data.ImageLoader``, ``st.data.Records``, ...
+docs/architecture.md lists the floors. The loader's names are here: ``st.data.ImageLoader``, ``st.data.Records``, ...
 """
 
 import sys
