@@ -137,6 +137,14 @@ def _datumaro(root: Path) -> None:
     )
 
 
+def _create_ml(root: Path) -> None:
+    for split, folder in enumerate(("train", "valid")):
+        _pictures(root / folder, 10 * split)
+        places = [{"label": WORDS[(n + split) % 2], "coordinates": {"x": 1, "y": 1}} for n in range(4)]
+        images = [{"image": f"{n}.png", "annotations": [place]} for n, place in enumerate(places)]
+        _file(root / folder / "_annotations.createml.json", images)
+
+
 TABLES: dict[str, tuple[Callable[[Path], None], str]] = {
     "COCO": (_coco(("train2017", "val2017"), "annotations/instances_{}.json"), "COCO"),
     "COCO, images": (_coco(("images/train", "images/val"), "annotations/{}.json"), "COCO"),
@@ -156,6 +164,7 @@ TABLES: dict[str, tuple[Callable[[Path], None], str]] = {
     "FiftyOne": (_fiftyone, "FiftyOne"),
     "FiftyOne, classes": (_fiftyone_classes, "FiftyOne"),
     "Datumaro": (_datumaro, "Datumaro"),
+    "Create ML of Roboflow": (_create_ml, "Create ML"),
 }
 
 
