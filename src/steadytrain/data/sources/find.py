@@ -240,8 +240,9 @@ def _name_format(request: Request) -> str:
     """Say what a folder, a file or archives hold that is no source, and the way on; empty where it is not known."""
     where = request.where
     names, top, files = [where.name] * where.is_file(), where.parent, None
-    if request.is_archive:
-        files = request.members
+    with suppress(DataError):  # a file that is known and not read
+        files = request.members if request.is_archive else None
+    if files is not None:
         names = list(files.names)
     elif where.is_dir():
         walk = (Path(place, name).relative_to(where) for place, _, names in os.walk(where) for name in sorted(names))
