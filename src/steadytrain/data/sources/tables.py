@@ -28,13 +28,7 @@ from steadytrain.data.recordio.lst import name_by_folders, read_lines, require_e
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.data.sources import parquet
 from steadytrain.data.sources.archives import SourceFile
-from steadytrain.data.sources.columns import (
-    MOST_LISTED,
-    ONE_HOT,
-    TableColumns,
-    find_columns,
-    plain_name,
-)
+from steadytrain.data.sources.columns import MOST_LISTED, ONE_HOT, TableColumns, find_columns, plain_name
 from steadytrain.data.sources.labels import (
     align_columns,
     class_name,
