@@ -248,9 +248,10 @@ class TorchImports:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; the exit code (0 done, 1 failed, 2 usage, 3 stood still, 75 stopped after saving)."""
-    if sys.stdout is None:  # closed: print into nothing
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
-    elif hasattr(sys.stdout, "reconfigure"):  # escape names that the terminal's encoding lacks
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: read from nothing, print into nothing
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
+    if hasattr(sys.stdout, "reconfigure"):  # escape names that the terminal's encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     if argv is None:  # a process of its own: its cores and its environment are ours to set up
         share_cores()
@@ -425,7 +426,7 @@ def _help_of(verb: str) -> AbstractContextManager[None]:
 
 
 def _print_recipe_help(words: Sequence[str]) -> int:
-    """Print the keys of the recipe, or of the part that ``rest`` begins with, in the terminal's width."""
+    """Print the keys of the recipe, or of the part that is the first word, in the terminal's width."""
     from steadytrain.config.reference import recipe_keys
 
     width = max(40, min(120, shutil.get_terminal_size().columns))
@@ -556,7 +557,7 @@ def _fail(message: str, code: int, kind: str = "") -> int:
     """Print an error, on a terminal with the command that explains it; ``kind``: the name of its class."""
     if (console := sys.modules.get("steadytrain.cli.console")) is not None:
         console.give_way()
-    columns = shutil.get_terminal_size().columns if sys.stderr is not None and sys.stderr.isatty() else None
+    columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
     print(fold(f"steady: {message}", columns), file=sys.stderr)
     if columns is not None:
         from steadytrain.cli.help import topic_of

@@ -26,6 +26,7 @@ from steadytrain.cli.options import (
     SplitColumn,
     WorkersFlag,
     ZipNames,
+    refuse_flags,
 )
 from steadytrain.errors import DataError, InputError, read_errors
 from steadytrain.files import open_text, replace_file
@@ -135,9 +136,13 @@ def check(
     }
     places: dict[str, Any] = {"root": root, "labels": labels, "path_column": path_column}
     places |= {"label_column": label_column or None, "split_column": split_column, "zip_names": zip_names}
+    if not (index or salvage):
+        refuse_flags("{} is for --index and --salvage: add one of them, or drop it", force=force)
     if leave_out is not None:
         if suspects or out is None:
             raise InputError("--leave-out FILE writes a table: name it with -o, and drop --suspects")
+        checks = {"val": val, "near": near, "no_decode": no_decode, "index": index, "salvage": salvage, "json": json}
+        refuse_flags("--leave-out writes a table, and checks nothing: drop {}", **checks)
         _write_rest(paths[0], leave_out, out, places)
         return 0
     documents: list[dict[str, Any]] = []
@@ -224,7 +229,8 @@ def open_images(source: str, network: NetworkOptions, places: Mapping[str, Any])
     def licensed(recipe: Any) -> None:
         require_licence(recipe.model, accepted=network.accept_licence)
 
-    with progress_once_known("packing images") as packing, progress_once_known("features") as advance:
+    packed, computed = (progress_once_known(what, resumes=True) for what in ("packing images", "features"))
+    with packed as packing, computed as advance:
         options: dict[str, Any] = {"require_licence": licensed, "say": note, "packing": packing, "progress": advance}
         with open_frozen(source, network.changes(**places), **options) as images:
             yield images

@@ -89,6 +89,19 @@ else:
     RecipeFlags = TypedDict("RecipeFlags", {name: _flag_type(*known) for name, known in FLAGS.items()}, total=False)
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions:
+    """The flags that say where images and their labels are, where the data do not."""
+
+    root: Root = None
+    labels: LabelsFlag = None
+    path_column: PathColumn = None
+    label_column: LabelColumn = ()
+    split_column: SplitColumn = None
+    zip_names: ZipNames = None
+
+
 NETWORK = Parameter(group=Group("The network that computes the features", sort_key=1))
 
 
@@ -413,10 +426,16 @@ def require_trackers(options: TrainingOptions) -> None:
         find_trackers(str(track))
 
 
-def require_data(data: str | None, remedy: str, **flags: object) -> None:
-    """Refuse flags that describe data where none are named; ``remedy``: how to name them. Raises InputError."""
-    if data is None and (name := next((name for name, value in flags.items() if value), None)):
-        raise InputError(f"--{name.replace('_', '-')} is about data, and none are named: {remedy}")
+def refuse_flags(message: str, **flags: object) -> None:
+    """Refuse the first of these flags that is given, as it would do nothing; in the message ``{}`` stands for it.
+
+    Raises:
+        InputError: one is given.
+
+    >>> refuse_flags("{} is about data, and none are named", root=None, label_column=())
+    """
+    if name := next((name for name, value in flags.items() if value is not None and value not in (False, ())), None):
+        raise InputError(message.replace("{}", f"--{name.replace('_', '-')}"))
 
 
 def require_run_model(model: str | None, trained: Sequence[str]) -> None:

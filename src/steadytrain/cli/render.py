@@ -149,9 +149,10 @@ def describe_event(
                 val = f" + {data['num_val']:,}" if data.get("num_val") else ""
                 parts.append(f"{data['num_train']:,}{val} images")
             if "classes" in data:
-                parts.append(f"{len(data['classes']):,} {'labels' if data.get('multi_label') else 'classes'}")
+                noun = ("label", "labels") if data.get("multi_label") else ("class", "classes")
+                parts.append(count(len(data["classes"]), *noun))
             grown = f" to {event.batches.stages[-1].images:,}" if event.growth else ""
-            parts.append(f"{event.steps:,} steps of {event.batch_size}{grown}" if event.steps else "a probe")
+            parts.append(f"{count(event.steps, 'step')} of {event.batch_size}{grown}" if event.steps else "a probe")
             if event.step or event.attempt > 1:
                 parts.append(f"attempt {event.attempt}: on from step {event.step:,}")
             return parts
@@ -190,7 +191,7 @@ def describe_event(
             ]
         case Resumed():
             parts = [f"going on after {clock(event.seconds_away)}"]
-            parts.append(f"{event.images_repeated:,} images are trained on again")
+            parts.append(f"{count(event.images_repeated, 'image')} trained on again")
             if event.ranks != event.ranks_before:
                 parts.append(f"{event.ranks} ranks, {event.ranks_before} before")
             return parts

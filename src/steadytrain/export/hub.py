@@ -117,4 +117,6 @@ def _accuracy(measured: Mapping[str, Any], described: Description) -> str:
     else:
         score = f"top-1 {percent(measured['top1'], 1)}"
         score += f", top-5 {percent(measured['top5'], 1)}" if tells_top5(len(described.classes)) else ""
-    return f"{score} on {count(measured['n'], 'validation image')}, after {epoch(measured['epoch'])} epochs."
+    epochs = epoch(measured["epoch"])
+    when = f"after {epochs} epoch{'s' * (epochs != '1')}" if measured["epoch"] else "by the probe"
+    return f"{score} on {count(measured['n'], 'validation image')}, {when}."

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -86,13 +87,23 @@ def _environment() -> jinja2.Environment:
     """Return what compiles a template once a process."""
     import jinja2
 
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"number_of": count, "unbroken": _unbroken}
+    return environment
+
+
+def _unbroken(text: str) -> str:
+    """Mark flags within a text, which no browser may break between their dashes, as at a line's end."""
+    from markupsafe import Markup, escape
+
+    span = r'<span style="white-space: nowrap">\g<0></span>'
+    return Markup(re.sub(r"(?<![\w-])--\w[\w-]*", span, str(escape(text))))
 
 
 @cache
@@ -104,7 +115,7 @@ def packed_plotly() -> bytes:
 
 
 def script(*names: str) -> str:
-    """Return a page's script: what all curves have in common, then its own."""
+    """Return a page's script: what all curves and figures have in common, then its own."""
     return "".join((TEMPLATES / part).read_text(encoding="utf-8") for part in ("curves.js", *names))
 
 
@@ -370,7 +381,7 @@ def _run(index: int, account: Account, folder: Path | None) -> dict[str, Any]:
             for path in sorted(account.run.directory.resolve().glob("profile/*"))
         ],
         "rejected": [f"{name}: {reason}" for name, reason in pairs],  # as many as the log names
-        "num_rejected": number(started.data.get("num_rejected", len(pairs))),
+        "num_rejected": n if isinstance(n := started.data.get("num_rejected"), int) else len(pairs),
     }
 
 

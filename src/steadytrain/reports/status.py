@@ -228,11 +228,12 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
             message = "stopped without a message: killed, or the machine went down"
             lines.append((before.last_time, before.step, message, "warn"))
         repeated = before.step - attempt.first_step
-        again = f", {repeated:,} steps to repeat" if repeated > 0 else ""
+        again = f", {count(repeated, 'step')} to repeat" if repeated > 0 else ""
         lines.append((attempt.began, attempt.first_step, f"restarted (attempt {attempt.number}){again}", ""))
     if earlier := history.saved[:-MAX_SAVED]:
         spent = duration(sum(event.seconds for event in earlier))
-        lines.append((earlier[0].time, earlier[0].step, f"{len(earlier):,} earlier checkpoints, {spent} in all", ""))
+        message = f"{count(len(earlier), 'earlier checkpoint')}, {spent} in all"
+        lines.append((earlier[0].time, earlier[0].step, message, ""))
     for save in history.saved[-MAX_SAVED:]:
         message = f"saved {save.path}, {size(save.bytes)} in {duration(save.seconds)}"
         lines.append((save.time, save.step, message, ""))
@@ -246,7 +247,7 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
     for notice in noticed[:MAX_NOTICED]:
         lines.append((notice.time, _step(notice), str(notice.message), "" if notice.message in remarks else "warn"))
     if (more := len(noticed) - MAX_NOTICED) > 0:
-        lines.append((noticed[-1].time, _step(noticed[-1]), f"{more:,} more notices", ""))
+        lines.append((noticed[-1].time, _step(noticed[-1]), count(more, "more notice"), ""))
     for stall in history.stalls[-MAX_NOTICED:]:
         message = f"no progress of {stall.what} for {duration(stall.seconds)}: {stall.culprit} (stacks: {stall.stacks})"
         lines.append((stall.time, stall.step, message, "bad"))

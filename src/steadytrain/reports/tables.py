@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from steadytrain.config.figures import figure_words
-from steadytrain.config.plain import plain
+from steadytrain.config.plain import finite, plain
 from steadytrain.format import (
     NONE,
     clean,
@@ -83,7 +83,7 @@ def facts(summary: Summary) -> dict[str, str]:
         "waiting for images": percent(speed.wait_share, 1),
         "wall time": duration(speed.seconds),
         **({} if summary.cost is None else {"cost": f"{summary.cost}, at {summary.cost.price}"}),
-        "restarts": f"{course.restarts} ({course.repeated_steps:,} steps repeated)" if course.restarts else "0",
+        "restarts": f"{course.restarts} ({count(course.repeated_steps, 'step')} repeated)" if course.restarts else "0",
         **interruption_rows(summary),
         "steps": f"{progress.step:,} of {progress.steps:,}" if makes_updates and summary.tells_steps else NONE,
         "batch size": number(setup.batch_size) + batch if makes_updates else NONE,
@@ -92,7 +92,7 @@ def facts(summary: Summary) -> dict[str, str]:
         "training images": number(setup.num_train),
         "labels" if quality.is_multi_label else "classes": number(setup.num_classes),
         "device": " ".join(str(setup.machine[key]) for key in ("device", "precision") if key in setup.machine)
-        or number(setup.devices, unit=" devices"),
+        or (NONE if setup.devices is None else count(setup.devices, "device")),
         **({"read from": summary.log} if summary.log else {}),
     }
 
@@ -366,15 +366,6 @@ def to_json(runs: Sequence[Summary | Account]) -> str:
             documents[-1] |= parts
     document = {"format": MARK, "version": 1, "runs": documents, "repeats": plain(groups)}
     return json.dumps(finite(document), indent=2, allow_nan=False) + "\n"
-
-
-def finite(value: Any) -> Any:
-    """Replace what is no finite number by None: JSON has none."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def to_text(runs: Sequence[Summary], width: int = 80) -> str:
