@@ -149,11 +149,8 @@ def test_a_probe_has_lines_of_its_own_and_no_updates() -> None:
     assert lines[-1] == "finished seconds=130.0"
     assert [line for line in told(of_a_probe(), 60.0) if line.startswith("features images=412")] == []
     words = [" ".join(describe_event(event, best_before=BEST)) for event in of_a_probe()]
-    assert "a probe" in words[0] and "0 steps" not in words[0]
-    assert (
-        words[-2].startswith("probe val top-1 76.0 %")
-        and words[-1] == "finished after 2:10 best top-1 76.0 % by the probe"
-    )
+    assert words[0] == "" and words[-2].startswith("probe val top-1 76.0 %")
+    assert words[-1] == "finished after 2:10 best top-1 76.0 % by the probe"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, cast
 from steadytrain.cli.render import describe_event, event_line, join_parts
 from steadytrain.config.plain import finite
 from steadytrain.events import Evaluated, Event, Logged, Noticed, ProbeProgress, Saved, Started, Step
+from steadytrain.files import Closing
 from steadytrain.format import clean, clock, count, epoch, fold, pairs, percent, rate
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ _feet: list[Foot] = []
 """Those that are open: the last one is drawn, and when it is closed the one before it comes back."""
 
 
-class Foot:
+class Foot(Closing):
     """Lines at the foot of a terminal, redrawn by a thread until it is closed; then they are gone.
 
     While it is open, what others write to ``sys.stderr`` (and to ``sys.stdout`` where that is a terminal too) appears
@@ -165,9 +166,6 @@ class Foot:
         _feet.append(self)
         self._show()
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """Take the lines away; once more does nothing."""
@@ -467,7 +465,7 @@ class Console:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._foot is not None:
             self._print_early(all=error is not None)
-            self._foot.__exit__(None, None, None)
+            self._foot.close()
             self._foot = None
         self._write(None)
 
@@ -515,8 +513,8 @@ class Console:
             words = describe_event(event, best=best, best_before=self._best, num_classes=classes and len(classes))
             if isinstance(event, Noticed) and self._early is not None and not event.is_warning:
                 self._early += words
-            elif not isinstance(event, Started) or event.step or event.attempt > 1:  # the head says the rest
-                self._foot.print(words[-1:] if isinstance(event, Started) else words, style)
+            else:
+                self._foot.print(words, style)
         elif (line := event_line(event, best=best, is_multi_label=self._is_multi_label)) is not None:
             is_partial = isinstance(event, ProbeProgress) and event.images < event.total
             every_seconds = self._every_seconds * (5 if is_partial else 1)

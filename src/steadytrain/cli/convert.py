@@ -139,7 +139,7 @@ def _text(document: Mapping[str, Any]) -> str:
     )
     return (
         f"wrote {' '.join(document['files'])}\n"
-        f"{document['model']}: {document['classes']:,} classes, {document['values']:,} values{proof}\n"
+        f"{document['model']}: {count(document['classes'], 'class', 'classes')}, {document['values']:,} values{proof}\n"
         f"images: RGB, {input['size']} pixels, mean {numbers['mean']}, std {numbers['std']} of pixels from 0 to 255"
         " (MXNet: --rgb-mean, --rgb-std)"
     )

@@ -227,12 +227,12 @@ def _training_crop(records: Records, size: int | None, augment: Augment) -> Crop
 
 def _text(document: dict[str, Any], steady: Speed, width: int) -> str:
     num_bytes, first_pass = document["bytes"], document["first_pass"]
-    image = f"{num_bytes / document['n'] / 1000:.1f} kB per image"
+    images = f"{count(document['n'], 'image')}, {bytes_text(num_bytes)}, {num_bytes / document['n'] / 1000:.1f} kB"
     threads = f"{count(document['threads'], 'thread')} on {count(document['cores'], 'core')}"
     speed = f"{rate(steady.images_per_second)} images/s, {rate(steady.images_per_second_per_thread)} per thread,"
     speed += f" {steady.bytes_per_second / 1e6:,.1f} MB/s read"
     lines = [
-        *wrap(f"{document['data']}: {document['n']:,} images, {bytes_text(num_bytes)}, {image}", width, "", "  "),
+        *wrap(f"{document['data']}: {images} per image", width, "", "  "),
         *wrap(f"{document['work']}; batches of {document['batch_size']}, {threads}", width, "", "  "),
         "",
         *wrap(f"{speed}; first batch after {document['first_batch_seconds']:.2f} s", width, "", "  "),

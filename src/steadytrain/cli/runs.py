@@ -310,7 +310,7 @@ def diagnose(
     """
     from steadytrain.monitor import diagnose as diagnose_run
     from steadytrain.reports.files import find
-    from steadytrain.reports.verdict import verdict_short, verdict_text
+    from steadytrain.reports.verdict import verdict_text
 
     if not runs:
         raise InputError("no run named: steady diagnose runs/a, or a folder of runs: steady diagnose runs/")
@@ -340,10 +340,7 @@ def diagnose(
         is_single = len(runs) == 1 and Run.is_run(runs[0])
         print_json(documents[0] if is_single else {"runs": documents})
     else:
-        texts = [
-            verdict_text(diagnosis, name) if all or not _is_short(diagnosis) else verdict_short(diagnosis, name)
-            for name, diagnosis in diagnoses
-        ]
+        texts = [verdict_text(found, name, is_short=not all and _is_short(found)) for name, found in diagnoses]
         print_text("\n\n".join(texts))
         if not (all or probe) and any(_is_short(diagnosis) for _, diagnosis in diagnoses):
             note("a short run: --all shows the evidence and the other causes")

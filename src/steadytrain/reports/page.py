@@ -125,7 +125,7 @@ def suspects_page(title: str, lede: str, images: Sequence[SuspectImage], pairs: 
 
     style = Markup((TEMPLATES / "page.css").read_text(encoding="utf-8"))
     photos = (TEMPLATES / "photos.js").read_text(encoding="utf-8")
-    words = {"title": title, "lede": lede, "rows": suspect_rows(images), "pairs": pairs, "digest": _digest(photos)}
+    words = {"title": title, "lede": lede, "rows": suspect_rows(images), "pairs": pairs, "policy": _policy(photos)}
     return render("suspects.html.j2", None, **words, mark=MARK, style=style, photos=Markup(photos))
 
 
@@ -154,8 +154,6 @@ def page(
     code = script("page.js", *([] if len(accounts) == 1 else ["sort.js"]))
     has_photos = any(part.get("worst") for part in words["mistakes"])
     photos = (TEMPLATES / "photos.js").read_text(encoding="utf-8") if has_photos else ""
-    digests = map(_digest, [*([library, code] if figures else []), *([photos] if photos else [])])
-    scripts = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     runs = [{"name": account.summary.name, **style(words["best"].index(i))} for i, account in enumerate(accounts)]
     return render(
         "page.html.j2",
@@ -167,10 +165,7 @@ def page(
         has_charts=bool(figures),
         coverage=[figure for figure in figures if figure["id"] == "coverage"],
         time_figures=[figure for figure in figures if figure["id"] in TIME_FIGURES],
-        policy=(
-            f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:;"
-            " base-uri 'none'; form-action 'none'"
-        ),
+        policy=_policy(*([library, code] if figures else []), photos, images="data: blob:"),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup(code),
         photos=Markup(photos),
@@ -178,9 +173,12 @@ def page(
     )
 
 
-def _digest(text: str) -> str:
-    """Return the digest by which a content security policy knows a script."""
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def _policy(*scripts: str, images: str = "data:") -> str:
+    """Return a content security policy, by which a page runs these scripts alone, and fetches nothing."""
+    digests = [hashlib.sha256(script.encode()).digest() for script in scripts if script]
+    known = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests) or "'none'"
+    rest = "base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; script-src {known}; style-src 'unsafe-inline'; img-src {images}; {rest}"
 
 
 def _words(accounts: Sequence[Account], target: float | None, folder: Path | None) -> dict[str, Any]:
@@ -301,7 +299,7 @@ def _data_words(account: Account) -> str:
     if summary.log:
         named = account.settings.get("data.train")
         return f"{named}, as the log says" if named else "data that the logs do not name"
-    words = [f"{data.train}{f' and {data.val}' if data.val else ''}: {number(setup.num_train)} images to train on"]
+    words = [f"{data.train}{f' and {data.val}' if data.val else ''}: {count(setup.num_train, 'image')} to train on"]
     kind = ("label", "labels") if summary.quality.is_multi_label else ("class", "classes")
     words.append(f"{number(setup.num_val)} to validate with" if setup.num_val else "none to validate with")
     return ", ".join([*words, *([count(setup.num_classes, *kind)] if setup.num_classes else [])])
