@@ -18,16 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import (
-    GroupBy,
-    LabelColumn,
-    NetworkOptions,
-    PathColumn,
-    SplitColumn,
-    WorkersFlag,
-    ZipNames,
-    refuse_flags,
-)
+from steadytrain.cli.options import GroupBy, NetworkOptions, PlaceOptions, WorkersFlag, refuse_flags
 from steadytrain.errors import DataError, InputError, read_errors
 from steadytrain.files import open_text, replace_file
 from steadytrain.format import clean, count, few, percent, text_table, wrap
@@ -49,12 +40,7 @@ _SHARD = r"(-\d+-of-\d+)?"
 def check(
     *paths: Annotated[str, Parameter(name="PATH", required=True)],
     val: Path | None = None,
-    root: Path | None = None,
-    labels: Path | None = None,
-    path_column: PathColumn = None,
-    label_column: LabelColumn = (),
-    split_column: SplitColumn = None,
-    zip_names: ZipNames = None,
+    lookup: PlaceOptions = PlaceOptions(),  # noqa: B008 - frozen
     no_decode: bool = False,
     near: bool = False,
     index: bool = False,
@@ -77,8 +63,6 @@ def check(
         paths: A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive. Several .rec are checked
             one by one, and for images that are in two of them; other sources count as one set.
         val: Validation images, to find those that are also in PATH. For OUT-train.rec, OUT-val.rec is the default.
-        root: Folder that the paths in a .lst or table are relative to.
-        labels: A file of labels, for images that are not in class folders.
         no_decode: Check only framing, headers, index and card; of a folder only names.
         near: Also find images that look alike: compressed again, resized or mirrored.
         index: Write a missing or wrong .idx.
@@ -122,7 +106,7 @@ def check(
         raise InputError(f"-o {out} ends in {out.suffix or 'nothing'}: it is a CSV file, name it so (.csv)")
     if out is not None and not out.parent.is_dir():
         raise InputError(f"-o is {out}: there is no folder {out.parent}")
-    if out is not None and out.resolve() in (place.resolve() for place in (Path(paths[0]), labels, leave_out) if place):
+    if out is not None and out.resolve() in (Path(p).resolve() for p in (paths[0], lookup.labels, leave_out) if p):
         raise InputError(f"-o {out} is what is read: choose another name")
     from steadytrain.data.checking.findings import KINDS
     from steadytrain.data.storage.sources import local_sources
@@ -134,8 +118,7 @@ def check(
         "workers": workers or cores(),
         "most": None if json or salvage else MAX_SHOWN,
     }
-    places: dict[str, Any] = {"root": root, "labels": labels, "path_column": path_column}
-    places |= {"label_column": label_column or None, "split_column": split_column, "zip_names": zip_names}
+    places = dict(vars(lookup))
     if not (index or salvage):
         refuse_flags("{} is for --index and --salvage: add one of them, or drop it", force=force)
     if leave_out is not None:
@@ -186,10 +169,7 @@ def _reports(
         files = record_files(pattern) if pattern.endswith((".rec", ".rec}")) else []
         names += map(str, files) if len(files) > 1 else [pattern]
     if all(_is_records(Path(name)) for name in names):
-        for flag, place in places.items():
-            if place is not None:
-                option = f"--{flag.replace('_', '-')}"
-                raise InputError(f"{option} goes with images, and {names[0]} is a record file: drop it")
+        refuse_flags(f"{{}} goes with images, and {names[0]} is a record file: drop it", **places)
         done: list[Examined] = []
         for name in names:
             path = Path(name)

@@ -34,13 +34,7 @@ from steadytrain.format import few
 from steadytrain.run import MAX_REPEATS, Run
 
 Json = Annotated[bool, Parameter(help="Print one JSON document.")]
-Root = Annotated[str | None, Parameter(help=flag_help("data.root"))]
-LabelsFlag = Annotated[str | None, Parameter(help=flag_help("data.labels"))]
-PathColumn = Annotated[str | None, Parameter(help=flag_help("data.path_column"))]
 GroupBy = Annotated[str | None, Parameter(name=("--group-by", "--group"))]
-LabelColumn = Annotated[tuple[str, ...], Parameter(consume_multiple=False, help=flag_help("data.label_column"))]
-SplitColumn = Annotated[str | None, Parameter(help=flag_help("data.split_column"))]
-ZipNames = Annotated[str | None, Parameter(help=flag_help("data.zip_names"))]
 DeviceFlag = Annotated[str, Parameter(help="auto, cpu, cuda, cuda:1, or mps (a Mac's GPU).")]
 WhichFlag = Annotated[
     Literal["best", "last"],
@@ -94,12 +88,12 @@ else:
 class PlaceOptions:
     """The flags that say where images and their labels are, where the data do not."""
 
-    root: Root = None
-    labels: LabelsFlag = None
-    path_column: PathColumn = None
-    label_column: LabelColumn = ()
-    split_column: SplitColumn = None
-    zip_names: ZipNames = None
+    root: Annotated[str | None, Parameter(help=flag_help("data.root"))] = None
+    labels: Annotated[str | None, Parameter(help=flag_help("data.labels"))] = None
+    path_column: Annotated[str | None, Parameter(help=flag_help("data.path_column"))] = None
+    label_column: Annotated[RepeatedFlag, Parameter(help=flag_help("data.label_column"))] = ()
+    split_column: Annotated[str | None, Parameter(help=flag_help("data.split_column"))] = None
+    zip_names: Annotated[str | None, Parameter(help=flag_help("data.zip_names"))] = None
 
 
 NETWORK = Parameter(group=Group("The network that computes the features", sort_key=1))

@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress_once_known
-from steadytrain.cli.options import (
-    GroupBy,
-    LabelColumn,
-    PathColumn,
-    RepeatedFlag,
-    Root,
-    SplitColumn,
-    WorkersFlag,
-    ZipNames,
-)
+from steadytrain.cli.options import GroupBy, PlaceOptions, RepeatedFlag, WorkersFlag
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError
 from steadytrain.format import clean, count
@@ -39,8 +30,7 @@ MAX_REJECTED = 20
 
 def pack(
     *places: Annotated[str, Parameter(name="SOURCE... OUT", required=True)],
-    root: Root = None,
-    labels: str | None = None,
+    lookup: PlaceOptions = PlaceOptions(),  # noqa: B008 - frozen
     classes: str | None = None,
     only: RepeatedFlag = (),
     exclude: RepeatedFlag = (),
@@ -48,10 +38,6 @@ def pack(
     train_per_class: int | None = None,
     seed: int = 0,
     group: GroupBy = None,
-    path_column: PathColumn = None,
-    label_column: LabelColumn = (),
-    split_column: SplitColumn = None,
-    zip_names: ZipNames = None,
     identical: Literal["near", "pixels", "bytes"] = "near",
     shards: int | None = None,
     shorter_side: int | None = None,
@@ -77,7 +63,6 @@ def pack(
             WebDataset shards (shards-{000..010}.tar); idx or CIFAR files; a .rec. Several are merged. The last
             argument is the output: OUT.rec, OUT.idx, OUT.json and OUT.lst; OUT-train.rec and so on for splits. Any of
             them may be a URI, such as s3://bucket/photos (docs: storage).
-        labels: A file of labels (CSV, ImageNet's ground truth) for images without folders.
         classes: Use the class list of this card (.json), in its order: for validation data, the training set's.
         only: Keep only the classes named (--only cat --only dog).
         exclude: Leave out this class; may be given several times.
@@ -131,11 +116,11 @@ def pack(
 
     request = PackRequest(
         sources=tuple(sources),
-        root=root,
-        labels=labels,
+        root=lookup.root,
+        labels=lookup.labels,
         classes=None if classes is None else read_classes(classes),
         group=group,
-        columns=ColumnNames.of(path_column, label_column, split_column, zip_names),
+        columns=ColumnNames.of(lookup.path_column, lookup.label_column, lookup.split_column, lookup.zip_names),
         selection=Selection(
             only,
             exclude,
