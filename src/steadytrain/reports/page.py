@@ -186,16 +186,16 @@ def _words(accounts: Sequence[Account], target: float | None, folder: Path | Non
     models = sorted({account.summary.setup.model for account in accounts} - {NONE})
     lede = f"{_value([account.summary.name for account in accounts])} · {_value(models)}"
     recipes = [account.settings for account in accounts]
-    start = "" if first.course.began is None else f" · begun {when(first.course.began)}"
+    data = "" if first.log else Path(accounts[0].run.recipe.data.train).name
+    start = "" if first.course.began is None else f"begun {when(first.course.began)}"
+    alone = " · ".join(filter(None, (data, first.log or first.setup.model, first.course.status, start)))
     logs = {bool(account.summary.log) for account in accounts}
     # Why a run was stopped stands at the head of the page.
     words = known_facts([account.summary for account in accounts])
     table = _rows([{**run, "status": a.summary.course.status} for run, a in zip(words, accounts, strict=True)])
     return {
         "title": first.name if is_alone else f"{len(accounts)} runs",
-        "lede": f"{_of_data(accounts[0])}{first.log or first.setup.model} · {first.course.status}{start}"
-        if is_alone
-        else lede,
+        "lede": alone if is_alone else lede,
         "sources": "its log" if logs == {True} and is_alone else "its event log" if is_alone else "their logs",
         "runs": [_run(i, account, folder) for i, account in enumerate(accounts)],
         "has_log": True in logs,
@@ -216,12 +216,6 @@ def _words(accounts: Sequence[Account], target: float | None, folder: Path | Non
         "recipe": _split([{key: _value(value) for key, value in recipe.items()} for recipe in recipes]),
         "places": _split([_places(account) for account in accounts]),
     }
-
-
-def _of_data(account: Account) -> str:
-    """Return the name of the data set of a run for the head of its page; nothing of a log."""
-    name = "" if account.summary.log else Path(account.run.recipe.data.train).name
-    return f"{name} · " if name else ""
 
 
 def _changed(account: Account) -> list[dict[str, Any]]:
@@ -299,7 +293,7 @@ def _data_words(account: Account) -> str:
     if summary.log:
         named = account.settings.get("data.train")
         return f"{named}, as the log says" if named else "data that the logs do not name"
-    words = [f"{data.train}{f' and {data.val}' if data.val else ''}: {count(setup.num_train, 'image')} to train on"]
+    words = [f"{data.train}{f' and {data.val}' if data.val else ''}: {number(setup.num_train)} images to train on"]
     kind = ("label", "labels") if summary.quality.is_multi_label else ("class", "classes")
     words.append(f"{number(setup.num_val)} to validate with" if setup.num_val else "none to validate with")
     return ", ".join([*words, *([count(setup.num_classes, *kind)] if setup.num_classes else [])])

@@ -91,24 +91,15 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
         if not ending.step:
             return "interrupted", f"{cause} before anything was saved: the same command starts from the beginning"
         return "interrupted", f"{cause}, saved at step {ending.step}: the same command resumes it"
-    if may_go_on(run.holder(), other_host(history), history.attempts[-1].began, history.last_time):
+    # An attempt whose log has no end, on this machine or on another.
+    is_on, began = time.time() - history.last_time < RECENT_SECONDS, history.attempts[-1].began
+    if is_on if other_host(history) else _alive(run.holder(), began) is not None:
         return "running", ""
     stats = history.newest(MachineStats)
     if stats is None or stats.attempt != history.attempts[-1].number:
         stats = None
     memory, last = memory_text(stats), f"killed (last event: step {history.step})"
     return "interrupted", "; ".join(filter(None, (last, memory, "the same command resumes it")))
-
-
-def may_go_on(process: int | None, host: str | None, began: float, last: float) -> bool:
-    """Return whether an attempt whose log has no end goes on.
-
-    Args:
-        process: the id of the process that held the run last.
-        host: the other machine that it was started on; None for this one.
-        began, last: when the attempt began, and its newest event, in seconds since 1970.
-    """
-    return time.time() - last < RECENT_SECONDS if host else _alive(process, began) is not None
 
 
 def is_held(run: Run) -> bool:

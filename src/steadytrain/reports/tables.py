@@ -391,9 +391,9 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     for run in (run for data_set in data_sets for run in runs if run.setup.data_set == data_set):
         of = "" if run.progress.step == run.progress.steps else f" of {epoch(run.progress.epochs)}"
         epochs = "probe" if is_probe(run) else epoch(run.progress.epoch) + of
-        best = f"{'mAP ' * (run.quality.is_multi_label and len(kinds) > 1)}{_interval(run.quality.best)}"
-        figures = [best, rate(run.speed.images_per_second), duration(run.speed.seconds)]
-        lines.append([clean(run.name), run.course.status, epochs, *figures])
+        metric, best = "mAP " * (run.quality.is_multi_label and len(kinds) > 1), run.quality.best
+        figures = [rate(run.speed.images_per_second), duration(run.speed.seconds)]
+        lines.append([clean(run.name), run.course.status, epochs, metric + (best.words if best else NONE), *figures])
     means = []
     for group in find_repeats(runs):
         if figures_of := list(zip(*spread_rows([group]), strict=True))[1:]:
@@ -407,14 +407,10 @@ def _score(score: RunScore | None) -> str:
         return NONE
     weights = "" if score.weights == "model" else f", {score.weights}"
     chosen = figure_words(score.figure, score.figure_value, score.mean_ap)
-    return ", ".join(filter(None, (f"{_interval(score)} {score.when}{weights}", chosen)))
+    return ", ".join(filter(None, (f"{score.words} {score.when}{weights}", chosen)))
 
 
 def _is_above_at_higher_loss(score: RunScore | None, best: RunScore | None) -> bool:
     if score is None or best is None or score.loss is None or best.loss is None:
         return False
     return score.value > best.value and score.loss > best.loss
-
-
-def _interval(score: RunScore | None) -> str:
-    return NONE if score is None else score.words
