@@ -162,13 +162,7 @@ def _augmentation(
 
 
 def _write_grid(
-    path: Path,
-    records: Records,
-    crop: Crop,
-    transforms: tuple[Transform, ...],
-    *,
-    evaluation: bool,
-    work: str,
+    path: Path, records: Records, crop: Crop, transforms: tuple[Transform, ...], *, evaluation: bool, work: str
 ) -> None:
     """Write the first images of the stream as the model will see them."""
     from steadytrain.data.loader import ImageLoader

@@ -25,11 +25,7 @@ OURS = ("--dry-run", "--mxnet-log", "--json", "--force")
 """Flags that the old tools did not have."""
 
 
-def mxnet(
-    program: str,
-    /,
-    *words: Annotated[str, Parameter(allow_leading_hyphen=True, converter=convert)],
-) -> int:
+def mxnet(program: str, /, *words: Annotated[str, Parameter(allow_leading_hyphen=True, converter=convert)]) -> int:
     """Run a command line of MXNet 1.9.1's image-classification tools: train_imagenet, fine-tune, im2rec, ...
 
     Each old flag is shown with what it has become, then the new command, which is run. With --dry-run nothing is run,

@@ -37,8 +37,7 @@ Json = Annotated[bool, Parameter(help="Print one JSON document.")]
 GroupBy = Annotated[str | None, Parameter(name=("--group-by", "--group"))]
 DeviceFlag = Annotated[str, Parameter(help="auto, cpu, cuda, cuda:1, or mps (a Mac's GPU).")]
 WhichFlag = Annotated[
-    Literal["best", "last"],
-    Parameter(help="Which of a run's weights: the best on the validation images, or the last."),
+    Literal["best", "last"], Parameter(help="Which of a run's weights: the best on the validation images, or the last.")
 ]
 RepeatedFlag = Annotated[tuple[str, ...], Parameter(consume_multiple=False)]
 """A flag that may be given several times, such as ``--set KEY=VALUE``."""

@@ -122,12 +122,7 @@ def pack(
         group=group,
         columns=ColumnNames.of(lookup.path_column, lookup.label_column, lookup.split_column, lookup.zip_names),
         selection=Selection(
-            only,
-            exclude,
-            val_fraction=val_fraction,
-            train_per_class=train_per_class,
-            seed=seed,
-            identical=identical,
+            only, exclude, val_fraction=val_fraction, train_per_class=train_per_class, seed=seed, identical=identical
         ),
         settings=PackSettings(
             shorter_side=shorter_side,

@@ -142,11 +142,7 @@ def sweep(
         note(str(interrupted))
         return interrupted.exit_code
     rows = sweeps.rows(
-        outcome.cases,
-        target=spec.target,
-        stopped=outcome.stopped,
-        failures=trainer.failures,
-        not_made=outcome.failed,
+        outcome.cases, target=spec.target, stopped=outcome.stopped, failures=trainer.failures, not_made=outcome.failed
     )
     page = sweeps.write(folder, outcome.cases, rows, target=spec.target)
     width, target = shutil.get_terminal_size().columns, spec.target

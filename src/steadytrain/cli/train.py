@@ -41,12 +41,7 @@ from steadytrain.files import Closing, near_name, remove_left
 from steadytrain.format import Say, count
 from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.machine.facts import accelerators, cores
-from steadytrain.machine.process import (
-    grow_segments,
-    own_start,
-    spin_where_alone,
-    stop_requests,
-)
+from steadytrain.machine.process import grow_segments, own_start, spin_where_alone, stop_requests
 from steadytrain.run import REPEAT, Run
 
 if TYPE_CHECKING:
@@ -800,14 +795,7 @@ def _train_visibly(
     with console as display, stop_requests(note) as stop:
         stop.saves = False  # while data and model are opened
         for event in steps(
-            run,
-            stop=stop,
-            began=began,
-            probe=probe,
-            group=group,
-            opened=opened,
-            explains=True,
-            say=note,
+            run, stop=stop, began=began, probe=probe, group=group, opened=opened, explains=True, say=note
         ):
             stop.saves = True
             if words:  # the address has been looked at

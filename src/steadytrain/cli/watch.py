@@ -17,18 +17,7 @@ from cyclopts.validators import Number
 from steadytrain.cli.console import TerminalStream, note, print_json, print_text
 from steadytrain.cli.options import refuse_flags
 from steadytrain.errors import InputError
-from steadytrain.format import (
-    clean,
-    clock,
-    duration,
-    money,
-    number,
-    pairs,
-    percent,
-    rate,
-    time_of_day,
-    wrap,
-)
+from steadytrain.format import clean, clock, duration, money, number, pairs, percent, rate, time_of_day, wrap
 
 if TYPE_CHECKING:
     from steadytrain.cost.prices import Price

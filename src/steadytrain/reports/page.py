@@ -46,15 +46,7 @@ from steadytrain.reports.charts import MAX_CURVES, TEMPLATES, charts, coverage_c
 from steadytrain.reports.mistakes import SuspectImage, sections, suspect_rows
 from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account, Repeats, Summary, all_reached, find_repeats
-from steadytrain.reports.tables import (
-    MARK,
-    best_epoch,
-    epoch_table,
-    is_probe,
-    known_facts,
-    shown_epochs,
-    speed_table,
-)
+from steadytrain.reports.tables import MARK, best_epoch, epoch_table, is_probe, known_facts, shown_epochs, speed_table
 from steadytrain.reports.time_spent import bar, rates_text, rows, sentence
 from steadytrain.reports.verdict import held_back
 
