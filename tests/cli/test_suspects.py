@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -99,6 +100,19 @@ def test_the_table_without_them_packs_to_all_other_images(network: list[str], ph
     (packed,) = pack("lists/clean.csv", "clean")
     with Records.open(packed.path) as records:
         assert len(records) == 58 and records.classes == ("blue", "green", "red")
+
+
+def test_names_that_are_no_utf8_are_written_as_they_are(network: list[str], photos: Path) -> None:
+    odd = b"red/green-\xe9.png"
+    (photos / "red" / "green-03.png").rename(photos / os.fsdecode(odd))
+    assert main(["check", "photos", "--suspects", "-o", "suspects.csv", *network]) == 0
+    assert odd + b",red,green," in Path("suspects.csv").read_bytes()
+    assert main(["check", "photos", "--leave-out", "suspects.csv", "-o", "clean.csv"]) == 0
+    assert main(["embed", "photos", "-o", "x.npy", *network]) == 0
+    assert odd + b",red\n" in Path("x.csv").read_bytes()
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert main(["embed", "photos", "-o", "x.parquet", *network]) == 0
+    assert "red/green-\\xe9.png" in parquet.read_table("x.parquet")["name"].to_pylist()
 
 
 def test_a_list_of_other_images_is_refused(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,7 +296,8 @@ def _write_rest(source: str, leave_out: Path, out: Path, places: dict[str, Any])
     from steadytrain.data.sources.find import find_all
     from steadytrain.data.storage.scratch import temporary_scratch
 
-    with read_errors(leave_out), open_text(leave_out, newline="", encoding="utf-8-sig") as file:
+    form = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
+    with read_errors(leave_out), open_text(leave_out, **form) as file:
         lines = list(csv.DictReader(file))
     if any(not row.get("path") for row in lines):
         raise InputError(f"{leave_out} has no column 'path' with the name of an image in each line")
@@ -362,7 +363,7 @@ def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    replace_file(path, text.getvalue())
+    replace_file(path, text.getvalue().encode("utf-8", "surrogateescape"))  # as files are named, of whatever bytes
 
 
 def _is_records(path: Path) -> bool:

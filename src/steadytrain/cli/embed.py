@@ -16,6 +16,7 @@ from steadytrain.cli.console import note, print_json
 from steadytrain.cli.options import Json, NetworkOptions, PlaceOptions
 from steadytrain.errors import InputError
 from steadytrain.files import replacing
+from steadytrain.format import printable
 
 if TYPE_CHECKING:
     from steadytrain.training.loop.frozen import FrozenImages
@@ -83,7 +84,8 @@ def _write_npy(out: Path, images: FrozenImages, tables: Sequence[Any], shape: tu
         for block in _blocks(tables):
             file.write(block.astype("<f4", copy=False).tobytes())
         # In the same folder as the part, it takes its place together with it.
-        with part.with_name(out.with_suffix(".csv").name).open("w", newline="", encoding="utf-8") as table:
+        form: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}  # as files are named
+        with part.with_name(out.with_suffix(".csv").name).open("w", **form) as table:
             writer = csv.writer(table, lineterminator="\n")
             writer.writerow(["name", "label"])
             writer.writerows(zip(images.names(), _labels(images), strict=True))
@@ -114,7 +116,7 @@ def _write_parquet(out: Path, images: FrozenImages, tables: Sequence[Any], shape
     from pyarrow import parquet
 
     schema = pa.schema([("name", pa.string()), ("label", pa.string()), ("embedding", pa.list_(pa.float32(), shape[1]))])
-    names, labels = images.names(), _labels(images)
+    names, labels = map(printable, images.names()), map(printable, _labels(images))
     with replacing(out) as part, parquet.ParquetWriter(part, schema) as writer:
         for block in _blocks(tables):
             values = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), shape[1])
