@@ -21,7 +21,7 @@ from steadytrain.cli.console import note, print_json, print_text, progress, prog
 from steadytrain.cli.options import GroupBy, NetworkOptions, PlaceOptions, WorkersFlag, refuse_flags
 from steadytrain.errors import DataError, InputError, read_errors
 from steadytrain.files import open_text, replace_file
-from steadytrain.format import clean, count, few, percent, text_table, wrap
+from steadytrain.format import clean, count, few, percent, printable, text_table, wrap
 from steadytrain.format import size as bytes_text
 from steadytrain.machine.facts import cores
 from steadytrain.run import Run
@@ -296,8 +296,7 @@ def _write_rest(source: str, leave_out: Path, out: Path, places: dict[str, Any])
     from steadytrain.data.sources.find import find_all
     from steadytrain.data.storage.scratch import temporary_scratch
 
-    form = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
-    with read_errors(leave_out), open_text(leave_out, **form) as file:
+    with read_errors(leave_out), open_text(leave_out, newline="", encoding="utf-8-sig") as file:
         lines = list(csv.DictReader(file))
     if any(not row.get("path") for row in lines):
         raise InputError(f"{leave_out} has no column 'path' with the name of an image in each line")
@@ -308,14 +307,14 @@ def _write_rest(source: str, leave_out: Path, out: Path, places: dict[str, Any])
         listings = find_all([source], **lookup, scratch=scratch, say=note)
     if any(listing.pieces is not None or listing.labels.ndim > 1 for listing in listings):
         raise InputError(f"{source} is no folder or table of image files with one class each: unpack it first")
-    if missing := sorted(gone.difference(*(listing.names for listing in listings))):
+    if missing := sorted(gone.difference(printable(name) for listing in listings for name in listing.names)):
         raise InputError(f"{leave_out} names {count(len(missing), 'image')} that {source} has not: {few(missing)}")
     heads, further = _read_columns(source, places, columns)
     kept = [
         dict(zip(heads, (path, listing.classes[int(label)], listing.split), strict=True)) | further.get(name, {})
         for listing in listings
         for name, label in zip(listing.names, listing.labels.tolist(), strict=True)
-        if name not in gone
+        if printable(name) not in gone
         for path in [os.path.relpath(os.path.join(listing.root, name), out.parent)]  # noqa: PTH118 - a million names
     ]
     is_split = any(listing.split for listing in listings)

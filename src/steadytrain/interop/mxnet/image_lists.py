@@ -84,8 +84,7 @@ def write_image_lists(
         for ending, lines in lists.items():
             path = Path(name + ending)
             try:
-                text = "".join(format_line(*line) for line in lines)
-                path.write_bytes(text.encode("utf-8", "surrogateescape"))  # as files are named
+                path.write_text("".join(format_line(*line) for line in lines), encoding="utf-8")
             except OSError as error:
                 raise DataError(f"cannot write {path}: {error.strerror or error}") from error
             counts[path] = len(lines)
