@@ -83,7 +83,7 @@ def test_flags_about_data_need_data(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "flag"),
     [
-        ("evaluate run --limits --threshold 0.3", "--threshold"),
+        ("evaluate run --limits --threshold 0", "--threshold"),
         ("evaluate run --limits --batch-size 4", "--batch-size"),
         ("evaluate run --calibrate --abstain-at 0.9", "--abstain-at"),
         ("feed photos --show grid.png --json", "--json"),

@@ -427,7 +427,7 @@ def refuse_flags(message: str, **flags: object) -> None:
 
     >>> refuse_flags("{} is about data, and none are named", root=None, label_column=())
     """
-    if name := next((name for name, value in flags.items() if value is not None and value not in (False, ())), None):
+    if name := next((name for name, given in flags.items() if not (given in (None, ()) or given is False)), None):
         raise InputError(message.replace("{}", f"--{name.replace('_', '-')}"))
 
 
