@@ -87,7 +87,7 @@ def test_flags_about_data_need_data(capsys: pytest.CaptureFixture[str]) -> None:
         ("evaluate run --limits --batch-size 4", "--batch-size"),
         ("evaluate run --calibrate --abstain-at 0.9", "--abstain-at"),
         ("feed photos --show grid.png --json", "--json"),
-        ("fetch --workers 2", "--workers"),
+        ("fetch --workers 2", "no data set named"),
         ("serve run --image repo/name:1", "--image"),
         ("serve run --write place --port 80", "--port"),
         ("export run -o net.onnx --images 9", "--images"),
@@ -97,7 +97,7 @@ def test_flags_about_data_need_data(capsys: pytest.CaptureFixture[str]) -> None:
         ("sweep photos --over lr=1,2 --run s3://bucket/a", "--run"),
         ("schedule photos --repeats 2", "--repeats"),
         ("watch run --web --json", "--json"),
-        ("report run --compare run --follow", "--follow"),
+        ("report run --compare run --follow", "--compare takes two runs"),
         ("report run --to mlflow --json", "--json"),
     ],
 )

@@ -309,6 +309,9 @@ def _write_rest(source: str, leave_out: Path, out: Path, places: dict[str, Any])
         raise InputError(f"{source} is no folder or table of image files with one class each: unpack it first")
     if missing := sorted(gone.difference(printable(name) for listing in listings for name in listing.names)):
         raise InputError(f"{leave_out} names {count(len(missing), 'image')} that {source} has not: {few(missing)}")
+    names = ((name, printable(name)) for listing in listings for name in listing.names)
+    if odd := [shown for name, shown in names if shown != name and shown not in gone]:
+        raise InputError(f"a table is UTF-8, and names of {source} are none: rename {few(odd)}")
     heads, further = _read_columns(source, places, columns)
     kept = [
         dict(zip(heads, (path, listing.classes[int(label)], listing.split), strict=True)) | further.get(name, {})
@@ -362,7 +365,7 @@ def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    replace_file(path, text.getvalue().encode("utf-8", "surrogateescape"))  # as files are named, of whatever bytes
+    replace_file(path, text.getvalue())
 
 
 def _is_records(path: Path) -> bool:

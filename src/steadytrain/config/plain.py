@@ -271,8 +271,12 @@ def _plain_names(kind: type) -> list[str]:
     return [field.name for field in fields(kind) if field.metadata.get(PLAIN, True)]
 
 
-@cache  # annotations are strings: their evaluation takes more than all the checks
 def hints_of(kind: Any) -> Mapping[str, Any]:
     """Return the annotations of a dataclass's fields that are plain data."""
+    return _hints(kind)
+
+
+@cache  # annotations are strings: their evaluation takes more than all the checks
+def _hints(kind: type) -> Mapping[str, Any]:
     names = _plain_names(kind)
     return {name: hint for name, hint in get_type_hints(kind).items() if name in names}
