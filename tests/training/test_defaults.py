@@ -220,6 +220,15 @@ def test_a_size_that_the_network_refuses_is_said_before_the_images_are_read(work
     assert not any("packing" in line for line in lines)
 
 
+@pytest.mark.parametrize("name", ["mlp", "torchvision/resnet18", "torchvision.models:resnet18"])
+def test_a_network_whose_weights_are_nowhere_is_refused_before_the_images_are_read(
+    name: str, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("steadytrain.training.loop.defaults.open_named")
+    with pytest.raises(ModelError, match="--weights FILE"):
+        st.default_recipe(digits, {"model.name": name}, finetune=True)
+
+
 FINETUNED = {"model.name": "digits", "model.pretrained": True, "parallel.device": "cpu"}
 
 

@@ -578,7 +578,7 @@ class Noticed(Event, frozen=True, kw_only=True):
 
     @property
     def is_warning(self) -> bool:
-        """Whether a user should act on it: it comes first, and stays where notices are left out."""
+        """Return whether a user should act on it: it comes first, and stays where notices are left out."""
         return self.message.startswith("warning:")
 
 
@@ -634,7 +634,7 @@ BUCKETS = (
     "measuring",
     "other",
 )
-"""Where a second of an attempt can go, as it is recorded: each belongs to exactly one of these.
+"""Uses of an attempt's seconds, as they are recorded: each second belongs to exactly one of these.
 
 ``warmup``: compiling, and the first updates; ``probe``: fitting the classifier to features of the frozen network, the
 waits for their batches included; ``input``: the loop, or the device, waits for a batch;

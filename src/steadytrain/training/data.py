@@ -89,7 +89,7 @@ class DataSets:
 
     @cached_property
     def test_groups(self) -> NDArray[np.int64] | None:
-        """As :attr:`val_groups`, of the test images."""
+        """Groups of the test images, as :attr:`val_groups`."""
         return None if self.test is None else self.grouping(self.test, "test")
 
     @cached_property

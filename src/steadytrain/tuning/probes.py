@@ -60,7 +60,7 @@ class ProbeOutcome:
 
     @property
     def failure(self) -> str:
-        """What went wrong, a line; empty where nothing did."""
+        """The fault, a line; empty where there was none."""
         return "" if self.trouble is None else self.error or self.trouble
 
 

@@ -46,7 +46,7 @@ class Examined:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """By the card, or the numbers; empty where labels are none."""
+        """Names of the classes, by the card, or their numbers; empty where labels are none."""
         return tuple(self.labels.classes)
 
 

@@ -49,7 +49,7 @@ _ARRAYS, _ABOUT = ("ids", "distances", "logits", "labels"), {"held_out", "num_tr
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a model's limits say of an image.
+    """Judgement of an image by a model's limits.
 
     Args:
         distance: to the tenth nearest training image, 0 to 2; None where the network gives no features.
@@ -91,7 +91,7 @@ class Judgement:
 
 @dataclass(frozen=True, eq=False)
 class Limits:
-    """What a file of limits holds: features of training images, and figures of images that were held out.
+    """Contents of a file of limits: features of training images, and figures of images that were held out.
 
     Args:
         features: float16 [M, D] of training images, each of length 1.
@@ -121,7 +121,7 @@ class Limits:
 
     @property
     def effective_n(self) -> float | None:
-        """How many independent images those held out are worth, by how they are answered; None: all."""
+        """Number of independent images that those held out are worth, by how they are answered; None: all."""
         return self.about.get("effective_n")
 
     @property

@@ -406,7 +406,7 @@ def choose_recipe(
         models.require_size(source, draft.model.options, draft.data.size)
     if draft.model.weights is not None:
         models.require_fit(source, draft.model, size=draft.data.size)
-    if draft.model.pretrained and source.kind == "timm":
+    if draft.model.pretrained:
         models.require_weights(source)
     opened = open_named(draft.data, draft.model, begun=begun, say=say, remark=say, say_reused=True, progress=progress)
     train = opened.train
