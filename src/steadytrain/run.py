@@ -157,7 +157,7 @@ class RunProgress:
     newest attempt came to; ``time``: of the newest event. ``evaluated``: the newest evaluation; ``best``: the one
     whose weights were kept as the best. ``unreadable``: lines of the log that are no events. ``is_open``: the
     newest attempt has not said how it ended: it goes on, or was killed. ``machine``: its newest sample. ``spans``:
-    number of each attempt -> how it began, and the time of its newest event.
+    number of each attempt -> how it began, and the seconds that it has taken.
     ``tested``: the evaluation on the test images of weights that the run still has; ``num_tested``: of all.
     ``failed``: how the newest attempt failed, if it did. ``images_at_once``: that memory had room for in an update;
     None: it never ran out. ``evaluations``: all that count; ``tried``: what the run has tried.
@@ -192,15 +192,17 @@ class RunProgress:
         if isinstance(event, Unreadable):
             self.unreadable += 1
             return
-        self.attempt = max(self.attempt, event.attempt)
-        self.time = event.time
         if event.attempt in self.spans:
-            self.spans[event.attempt] = self.spans[event.attempt][0], event.time
+            started, seconds = self.spans[event.attempt]
+            # An account has them by a clock that nobody sets, and that stops while the machine sleeps.
+            seconds = event.wall_seconds if isinstance(event, Accounted) else seconds + max(0.0, event.time - self.time)
+            self.spans[event.attempt] = started, seconds
+        self.attempt, self.time = max(self.attempt, event.attempt), event.time
         match event:
             case Started():
                 self.started, self.ended, self.failed = event, None, None
                 self.tested = None if self.tested is None or self.tested.step > event.step else self.tested
-                self.spans[event.attempt] = event, event.time
+                self.spans[event.attempt] = event, max(0.0, event.time - (event.began or event.time))
                 self.is_open, self.machine = True, None
                 self.evaluations = [before for before in self.evaluations if before.step <= event.step]
             case MachineStats():

@@ -284,8 +284,8 @@ def state(
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]
     ema, average = None, partial(Ema, module, sources=sources, own_values=engine.own_values)
     if recipe.optim.swa is not None:
-        batches = recipe.batches(num_train)
-        start = round(batches.step(recipe.optim.swa * batches.images))
+        batches = recipe.batches(num_train) if num_train else None
+        start = 0 if batches is None else round(batches.step(recipe.optim.swa * batches.images))
         ema = average(None, start=start, copied=engine.copy(module))
     elif recipe.optim.ema is not None:
         ema = average(recipe.optim.ema, copied=engine.copy(module))

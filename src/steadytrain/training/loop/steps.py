@@ -103,8 +103,7 @@ def train_opened(
         pass
     now = run.progress()
     assert now.ended is not None, "run_steps() returned without an Ended event"
-    decided = run if on_event is None else Run.open(run.directory)
-    return Outcome(now.ended.status, now.ended.step, now.evaluated, decided, now.tested)
+    return Outcome(now.ended.status, now.ended.step, now.evaluated, run.as_decided(), now.tested)
 
 
 def repeat(
