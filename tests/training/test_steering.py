@@ -166,6 +166,19 @@ def test_a_stop_is_heard_after_a_rate_of_the_same_update() -> None:
     assert st.train("runs/a").step == 4
 
 
+def test_of_two_rates_for_one_update_the_later_one_counts() -> None:
+    def decide(event: Event) -> st.SetRate | None:
+        if isinstance(event, Step) and event.step == 4:
+            return st.SetRate(0.5)
+        return st.SetRate(0.25) if isinstance(event, Evaluated) and event.step == 4 else None
+
+    run = st.train(st.Run.create("runs/a", recipe()), on_event=decide).run
+    assert run.recipe.every.rates == ((5, 0.5), (5, 0.25))
+    assert [(event.step, event.times) for event in decisions(run)] == [(5, 0.5), (5, 0.25)]
+    rates = {event.step: event.lr for event in run.events() if isinstance(event, Step)}
+    assert 0.2 < rates[5] / rates[4] <= 0.25
+
+
 def test_a_rate_that_is_set_already_is_no_decision() -> None:
     result = st.train(st.Run.create("runs/a", recipe()), on_event=lambda event: st.SetRate(0.5))
     assert len(decisions(result.run)) == 1
