@@ -513,8 +513,8 @@ def _require_best(run: Run, saved: dict[str, Any], notice: Callable[[str], None]
     path = run.directory / "best.safetensors"
     try:
         if path.exists() and not misfit(saved):
-            step = int(checkpoints.read_weights(path)[1].get("step", 0))
-            saved["lost_best"] = step if step > saved["cursor"]["step"] else 0
+            step = checkpoints.read_weights(path)[1].get("step")
+            saved["lost_best"] = step if isinstance(step, int) and step > saved["cursor"]["step"] else 0
     except SteadyError:
         notice(f"{path} is damaged: the best weights are chosen again, from here on")
         saved["best"] = -math.inf
