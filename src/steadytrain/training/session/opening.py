@@ -171,12 +171,9 @@ def open_session(
         work = _prepare_update(attempt, place, images, network, progress)
         data, built, input, state = images.data, network.built, network.input, progress.state
         earlier = _earlier_parts(run, log, place.saved)
-        started = build.started(
-            recipe,
-            data,
-            built,
-            input,
-            place.machine,
+        started = msgspec.structs.replace(
+            build.started(recipe, data, built, input, place.machine),
+            digest=run.recipe.digest,  # whatever numbers this attempt computes in
             step=state.cursor.step,
             startup=attempt.start.seconds,
             startup_waits=attempt.start.waits,
@@ -184,8 +181,6 @@ def open_session(
             began=process_began,
             price=None if price is None else _price_and_spent(price, earlier),
         )
-        # Whatever numbers this attempt computes in.
-        started = msgspec.structs.replace(started, digest=run.recipe.digest)
         session = Session(
             run=run,
             recipe=recipe,
