@@ -1,20 +1,4 @@
-"""A run is a directory; copying the directory copies the run.
-
-::
-
-    recipe.json          what is trained
-    events.jsonl         all that happened (events-1.jsonl, ... for the other ranks)
-    checkpoints/         step-00000120/, ... whole or absent
-    best.safetensors     the weights of the best evaluation, with the model's name, classes and preprocessing inside
-    model.safetensors    the last weights, likewise
-    split.npz            the images that are held out of the training data, where no validation data were given
-    probe.safetensors    those of a probe, from which updates may begin again; until the run is finished
-    predictions.csv      what the best weights predict for each validation image
-    best.maps.json       pictures of the worst mistakes under heat maps
-    profile/             a trace of some updates, and of a GPU's memory (every.profile)
-    notes.json           tags and a note, where the user wrote any (steady runs)
-    tracked-NAME.json    what a tracker was sent, where one was
-    lock                 held while a process trains here
+"""A run is a directory; copying the directory copies the run. What its files hold: docs/reference/files.md.
 
 >>> import tempfile
 >>> from steadytrain.config import Budget, Data, Model, Recipe

@@ -553,14 +553,7 @@ BUCKETS = (
     "measuring",
     "other",
 )
-"""Where a second of an attempt can go, as it is recorded: each belongs to exactly one of these.
-
-``warmup``: compiling, and the first updates; ``probe``: fitting the classifier to features of the frozen network, the
-waits for their batches included; ``input``: the loop, or the device, waits for a batch;
-``epoch_gap``: what it waits for the first batch of an epoch beyond that; ``host``: Python between the parts of an
-update; ``update``: updates that nothing tells the parts of; ``communication``: waiting for other ranks;
-``measuring``: what the run spends on measuring itself.
-"""
+"""Where a second of an attempt can go, as it is recorded: each belongs to exactly one of these (docs/ledger.md)."""
 
 UPDATING = ("warmup", "input", "transfer", "host", "forward", "backward", "update", "optimizer", "communication")
 """Buckets that updates are made of, the waits for their batches included."""
