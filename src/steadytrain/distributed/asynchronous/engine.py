@@ -1,12 +1,8 @@
 """The asynchronous engine: workers that never wait for each other, and a server that holds the weights.
 
-MXNet's ``dist_async`` on Ray (Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server"). A
-worker computes the gradient of a whole batch, pushes it, and pulls the weights that came of it and of all other
-workers' pushes meanwhile. Each push is an update of its own, of as many images as the recipe's batch has; so a run has
-as many updates as one process would make, and its learning rate follows the updates of all workers.
-
-The running statistics of batch norms stay where they are computed. Those that count are worker 0's: it evaluates and
-saves, beside the others, which train on.
+MXNet's ``dist_async`` on Ray (Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server"); what
+an update is in it, and what survives: docs/async.md. Running statistics of batch norms stay where they are computed;
+those that count are worker 0's, which evaluates and saves while the others train on.
 """
 
 from __future__ import annotations
