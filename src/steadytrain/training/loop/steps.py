@@ -190,15 +190,11 @@ def run_steps(
                 return
 
             run = run if group else run.as_decided()
-            hear = stop if ranks is None else partial(_any_stop, stop, ranks)
+            hear = stop if ranks is None else (lambda ranks=ranks: stop() or ranks.heartbeat.stop)
             explain = partial(_explained, run, problem, allow_import, say, hear, since)
             find = partial(_remedied, run, problem, explain, say)
             run = find() if ranks is None else _agreed(run, find, problem, ranks)
             began, probe = None, False
-
-
-def _any_stop(stop: Callable[[], str | None], group: Group) -> str | None:
-    return stop() or group.heartbeat.stop
 
 
 def _agreed(run: Run, find: Callable[[], Run], problem: DivergedError, group: Group) -> Run:

@@ -107,7 +107,8 @@ def _batches(session: Session) -> Iterator[DeviceBatch]:
     """Give a batch for each update that is still to come."""
     engine = session.state.engine
     loaded = load(session.feed, engine.device, session.clock, ahead=engine.loads_ahead)
-    return join_batches(loaded, session.timeline.batches, session.state.cursor.step)
+    plan = session.timeline.batches
+    return join_batches(loaded, plan, session.state.cursor.step) if plan.is_growing else loaded
 
 
 def _begin_phase(session: Session) -> Session:
