@@ -307,12 +307,7 @@ def _trace_updates(session: Session) -> Generator[None, float | None]:
 
 
 def is_collection_due(since: int, updates: int, *, waits: bool) -> bool:
-    """Return whether old objects are to be searched for garbage.
-
-    Args:
-        since: updates since that was done.
-        updates: of this attempt.
-        waits: the host is about to wait for the device.
+    """Return whether garbage is to be searched for, so many updates after the last time, of those of an attempt.
 
     >>> is_collection_due(100, 1_000, waits=True), is_collection_due(100, 20_000, waits=True)
     (True, False)
