@@ -128,8 +128,6 @@ class AsyncEngine(Engine):
         self._is_resting = True
         self.exchanged = Exchanged(time.perf_counter())
 
-    # -- the parts of a session ----------------------------------------------------------------------------------------
-
     def optimizer(self, local: Optimizer, make: Callable[[list[dict[str, Any]]], Optimizer]) -> Optimizer:
         """Return a proxy of an optimizer for this worker; ``make`` makes the optimizer on the server."""
         self._optimizer, self._make = RemoteOptimizer(local, self.exchange), make
@@ -165,8 +163,6 @@ class AsyncEngine(Engine):
     @property
     def joined_step(self) -> int | None:
         return self._cluster.progress["step"] if self._cluster.progress else None
-
-    # -- an update -----------------------------------------------------------------------------------------------------
 
     def begin_update(self, position: int) -> int:
         self._batch = self._loading.popleft()
@@ -240,8 +236,6 @@ class AsyncEngine(Engine):
             for parameter, view in zip(self._parameters, views, strict=True):
                 parameter.copy_(view)
 
-    # -- batches -------------------------------------------------------------------------------------------------------
-
     def next_batches(self) -> list[int]:
         """Return the numbers of the batches that were assigned since the last call, without waiting."""
         batches = list(self._assigned or ())
@@ -268,8 +262,6 @@ class AsyncEngine(Engine):
             self._assigned = None
         elif self._assigned is not None:
             self._assigned.extend(batches)
-
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def collect(self) -> int:
         """Fetch weights and optimizer state from the server, of one instant between two updates."""
