@@ -73,7 +73,7 @@ def test_a_full_disk_leaves_no_half_of_a_line_before_the_next_one(
 
         with monkeypatch.context() as full:
             full.setattr(log, "_file", Full())
-            with pytest.raises(StorageError, match="No space left on device"):
+            with pytest.raises(StorageError, match="the disk is full at"):
                 log.append(Noticed(message="lost"))
         log.append(Noticed(message="after"))
     assert parts and [event.message for event in read(path)] == ["before", "after"]  # type: ignore[attr-defined]

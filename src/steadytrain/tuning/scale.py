@@ -284,14 +284,15 @@ def predict(
     cluster: MachineCluster,
     *,
     loader_images_per_second: float = math.inf,
+    bucket_bytes: float = BUCKET,
 ) -> ScalePrediction:
     """Predict the speed of a number of devices, each with the batch that was measured on one.
 
-    ``loader_images_per_second``: of one machine.
+    ``loader_images_per_second``: of one machine. ``bucket_bytes``: after which a bucket is full; 0: none has two.
     """
     machines, on_each = cluster.shape(devices)
     batch_size = device.batch_size * devices
-    filled = buckets(device.gradients)
+    filled = buckets(device.gradients, first_bytes=min(FIRST_BUCKET, bucket_bytes), most_bytes=bucket_bytes)
     all_reduce = partial(cluster.all_reduce_seconds, devices=devices)
     exposed = exposed_seconds(filled, device.backward_seconds, all_reduce)
     by_bytes = exposed_seconds(filled, device.backward_seconds, partial(all_reduce, has_latency=False))
