@@ -77,6 +77,15 @@ def test_few_photographs_are_better_fine_tuned() -> None:
     assert not said(_write_photos(Path("many"), 200))
 
 
+def test_a_rate_that_a_probe_has_no_use_for_is_named() -> None:
+    changes, lines = {"model.name": "resnet20", "optim.lr": 0.1}, list[str]()
+    photos = str(_write_photos(Path("photos"), 20))
+    for train in ("full", "probe"):
+        st.default_recipe(photos, {**changes, "model.train": train}, say=lines.append)
+    words = "optim.lr: not used, since a probe makes no updates (--train probe+head trains on from it)"
+    assert [line for line in lines if "not used" in line] == [words]
+
+
 def test_the_model_to_fine_tune_is_the_first_whose_weights_are_here(work: Path) -> None:
     photos, lines = _write_photos(Path("photos"), 20), list[str]()
     with pytest.raises(ModelError, match=r"mobilenetv3_large_100 .*HF_HUB_OFFLINE.*weights=.*steady models"):

@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from steadytrain.config import Model, Scalar
 from steadytrain.config.factories import CHECKPOINTS, OBJECT, checkpoint_format, find_row, import_factory
-from steadytrain.errors import ModelError, did_you_mean, first_line
+from steadytrain.errors import ModelError, describe_type, did_you_mean, first_line
 from steadytrain.format import duration
 from steadytrain.machine.children import python, run_program
 from steadytrain.machine.web import client
@@ -181,6 +181,12 @@ def build(
     built = make_network(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
     side = size or built.input.size or 224
     try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
+    for name, value in built.module.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ModelError(
+                f"the state of {built.name} has {describe_type(value)} in it ({name}), and files of weights hold"
+                " tensors alone: keep it in a buffer, or out of the state"
+            )
     if file is not None:
         return _load_file(built, file, str(model.weights), classes)
     return built if foreign is None or source.kind == "checkpoint" else foreign.load(built, source, model, classes)

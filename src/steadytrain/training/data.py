@@ -699,11 +699,7 @@ def load(
 
 
 def join_batches(batches: Iterator[DeviceBatch], plan: Batches, step: int) -> Iterator[DeviceBatch]:
-    """Make the batches of updates from ``step`` on of those of the first size: one, or several in a row joined."""
-    return _joined(batches, plan, step) if plan.is_growing else batches
-
-
-def _joined(batches: Iterator[DeviceBatch], plan: Batches, step: int) -> Iterator[DeviceBatch]:
+    """Make the batches of updates from ``step`` on of those of the first size, some in a row joined to one."""
     for update in itertools.count(step):
         parts = list(itertools.islice(batches, plan.size(update) // plan.stages[0].images))
         if not parts:

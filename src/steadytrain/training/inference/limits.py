@@ -236,7 +236,7 @@ def energy_of(logits: Tensor, *, is_multi_label: bool = False) -> Tensor:
     return functional.softplus(logits).sum(1) if is_multi_label else logits.logsumexp(1)
 
 
-def joint_limits(distances: NDArray[Any], energies: NDArray[Any], kept: float = KEPT) -> tuple[float, float]:
+def joint_limits(distances: NDArray[Any], energies: NDArray[Any]) -> tuple[float, float]:
     """Return the largest distance and the least energy that together let a share of held-out images pass.
 
     A fifth of the others is for the energy to stop: the distance tells unlike images far better, and equal parts let
@@ -246,9 +246,9 @@ def joint_limits(distances: NDArray[Any], energies: NDArray[Any], kept: float = 
     (94.0, -98.0)
     """
     n = len(distances)
-    least = float(np.sort(energies)[int((1 - kept) / 5 * n + 1e-9)])
+    least = float(np.sort(energies)[int((1 - KEPT) / 5 * n + 1e-9)])
     near = np.sort(distances[energies >= least])
-    return float(near[min(len(near), int(np.ceil(kept * n - 1e-9))) - 1]), least
+    return float(near[min(len(near), int(np.ceil(KEPT * n - 1e-9))) - 1]), least
 
 
 def head_digest(head: nn.Module) -> str:
