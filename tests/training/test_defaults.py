@@ -234,7 +234,7 @@ def test_a_network_whose_weights_are_nowhere_is_refused_before_the_images_are_re
     name: str, digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("steadytrain.training.loop.defaults.open_named")
-    with pytest.raises(ModelError, match="--weights FILE"):
+    with pytest.raises(ModelError, match="weights="):
         st.default_recipe(digits, {"model.name": name}, finetune=True)
 
 
@@ -259,14 +259,23 @@ FINETUNED = {"model.name": "digits", "model.pretrained": True, "parallel.device"
     ],
 )
 def test_fine_tuning_begins_with_a_probe_wherever_it_can(
-    digits: Path, changes: dict[str, object], train: str, rate: float, warmup: tuple[str, float]
+    digits: Path,
+    changes: dict[str, object],
+    train: str,
+    rate: float,
+    warmup: tuple[str, float],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("steadytrain.models.require_weights", lambda source: None)
     recipe = st.default_recipe(digits, {**FINETUNED, **changes}, finetune=True)
     assert recipe.model.train == train
     assert (recipe.optim.lr, (recipe.optim.warmup, recipe.optim.warmup_epochs)) == (rate, warmup)
 
 
-def test_images_with_several_labels_are_fine_tuned_without_a_probe(labelled_digits: Path) -> None:
+def test_images_with_several_labels_are_fine_tuned_without_a_probe(
+    labelled_digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steadytrain.models.require_weights", lambda source: None)
     recipe = st.default_recipe(labelled_digits, FINETUNED, finetune=True)
     assert (recipe.model.train, recipe.optim.warmup) == ("discriminative", "linear")
 

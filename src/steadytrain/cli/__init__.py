@@ -374,7 +374,7 @@ def _run(words: Sequence[str]) -> object:
     if verb in VERBS and is_help:
         command = app()[verb]
         command.usage = f"Usage: {usage(verb, command)}"
-    with worded_errors(words), _help_of(verb) if is_help and verb in RECIPE_VERBS else nullcontext():
+    with _worded_errors(words), _help_of(verb) if is_help and verb in RECIPE_VERBS else nullcontext():
         result = app()(words, exit_on_error=False, print_error=False)
     if verb in VERBS and is_help:
         lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]
@@ -441,7 +441,7 @@ def _print_recipe_help(words: Sequence[str]) -> int:
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
     """Parse a command line without running it; return the arguments of its verb's function. Raises InputError."""
-    with worded_errors(words):
+    with _worded_errors(words):
         bound = app().parse_args(_own_words(words), exit_on_error=False, print_error=False)[1]
     return bound.arguments
 
@@ -480,6 +480,17 @@ def _current_flags(words: Sequence[str]) -> list[str]:
         note(str(known))
         current += [f"{known.instead}={value}"] if equals else known.instead.split()
     return [*current, *rest[own:]]
+
+
+def _worded_errors(words: Sequence[str]) -> AbstractContextManager[None]:
+    """Turn the parser's errors into InputError, with what a user should type instead."""
+
+    def hint_of(tokens: Sequence[str]) -> str:
+        from steadytrain.cli.foreign_commands import hint_of_assignments, hint_of_places
+
+        return hint_of_assignments(tokens, words[0]) or hint_of_places(words, tokens)
+
+    return worded_errors(words, app(), hint_of, trains=words[0] in RECIPE_VERBS)
 
 
 def _no_memory(error: ImportError | MemoryError) -> str:

@@ -9,14 +9,24 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from steadytrain.errors import InputError, did_you_mean
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cyclopts import App
+
 
 @contextmanager
-def worded_errors(words: Sequence[str]) -> Iterator[None]:
-    """Turn the parser's errors about words, the verb first, into InputError, with what to type instead."""
+def worded_errors(
+    words: Sequence[str], command: App, hint_of: Callable[[Sequence[str]], str], *, trains: bool
+) -> Iterator[None]:
+    """Turn the parser's errors about words, the verb first, into InputError, with what to type instead.
+
+    ``hint_of``: returns that for words that are too many. ``trains``: the verb takes the flags of a recipe.
+    """
     from cyclopts import CycloptsError
     from cyclopts.exceptions import (
         CoercionError,
@@ -27,34 +37,31 @@ def worded_errors(words: Sequence[str]) -> Iterator[None]:
         ValidationError,
     )
 
-    from steadytrain.cli import RECIPE_VERBS, VERBS, app
-
     verb = words[0]
     try:
         yield
     except UnknownOptionError as error:
         word = error.token.keyword or error.token.value
-        hint = _flag_hint(verb, word, error, trains=verb in RECIPE_VERBS)
+        hint = _flag_hint(verb, word, error, trains=trains)
         raise InputError(f"Unknown option: {word}.{hint}") from None
     except UnknownCommandError:
         from steadytrain.config.foreign import foreign_table, words_of
 
         instead = words_of(foreign_table()["verbs-instead"])
         about = f" Instead: {instead[verb]}." if verb in instead else ""
-        near = about or did_you_mean(verb, VERBS) or f" There are: {', '.join(VERBS)}."
+        verbs = [name for name in command if not name.startswith("-")]
+        near = about or did_you_mean(verb, verbs) or f" There are: {', '.join(verbs)}."
         raise InputError(f'Unknown command "{verb}".{near}') from None
     except UnusedCliTokensError as error:
-        from steadytrain.cli.foreign_commands import hint_of_assignments, hint_of_places
-
         tokens = [str(token) for token in error.unused_tokens or ()]
-        hint = hint_of_assignments(tokens, verb) or hint_of_places(words, tokens) or " (quote a path that has spaces)"
+        hint = hint_of(tokens) or " (quote a path that has spaces)"
         raise InputError(f"one argument too many: {' '.join(tokens)}{hint}") from None
     except CoercionError as error:
         raise InputError(_wrong_value(error) or str(error)) from None
     except ValidationError as error:
         raise InputError(_beyond_limit(error)) from None
     except MissingArgumentError as error:
-        raise InputError(_missing(words, error, inspect.getdoc(app()[verb].default_command) or "")) from None
+        raise InputError(_missing(words, error, inspect.getdoc(command[verb].default_command) or "")) from None
     except CycloptsError as error:
         raise InputError(str(error)) from None
 

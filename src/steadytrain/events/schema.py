@@ -453,7 +453,7 @@ class Tried(Event, frozen=True, kw_only=True):
         """Describe it in a line.
 
         >>> Tried(step=0, what="features", model="a", size=96, loss=0.5, top1=0.8, seconds=9, verdict="chosen").words
-        'a at 96 pixels, a probe by folds: loss 0.5000, top-1 80.0 %, 9.00 s: chosen'
+        'a at 96 pixels, a probe by folds: loss 0.5000, top-1 80.0 %, 9 s: chosen'
         """
         how = "a probe by folds" if self.what == "features" else f"{epoch(self.epochs or 0.0)} epochs at {self.lr:g}"
         error = "" if self.loss_error is None else f" ± {self.loss_error:.4f}"
