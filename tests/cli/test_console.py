@@ -110,7 +110,8 @@ def scripted(columns: int, **variables: str) -> tuple[int, str]:
 
 
 def in_shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHON": sys.executable, **variables}
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2])]))
+    env = {**os.environ, "PYTHONPATH": path, "PYTHON": sys.executable, **variables}
     return subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
 
 
@@ -557,6 +558,8 @@ def test_work_goes_on_without_a_reader(ending: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", "<&- >&- 2>&-"])
 def test_a_command_works_where_a_stream_is_closed(closed: str) -> None:
     assert in_shell(f'"$PYTHON" -m steadytrain help noisy_neighbour {closed}').returncode == 0
+    failed = in_shell(f'"$PYTHON" -m steadytrain check nowhere-at-all {closed}')
+    assert failed.returncode == 2 and failed.stdout == "", "an error is no result"
 
 
 def test_watching_needs_rich_only_on_a_terminal() -> None:
