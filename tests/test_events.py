@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -47,6 +49,34 @@ def _step(number: int) -> Step:
 
 def _numbers(path: Path) -> list[int]:
     return [event.step for event in read(path) if isinstance(event, Step)]
+
+
+def test_a_full_disk_leaves_no_half_of_a_line_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, parts = tmp_path / "events.jsonl", list[bytes]()
+    with EventLog(path, attempt=1) as log:
+        log.append(Noticed(message="before"))
+        file = log._file
+
+        class Full:
+            """A file on a disk with room for half of a line."""
+
+            def write(self, line: bytes) -> int:
+                if parts:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                parts.append(line[: len(line) // 2])
+                return file.write(parts[0])
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(file, name)
+
+        with monkeypatch.context() as full:
+            full.setattr(log, "_file", Full())
+            with pytest.raises(StorageError, match="the disk is full at"):
+                log.append(Noticed(message="lost"))
+        log.append(Noticed(message="after"))
+    assert parts and [event.message for event in read(path)] == ["before", "after"]  # type: ignore[attr-defined]
 
 
 def test_an_event_comes_back_as_it_was_written(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What still works and goes: one wording for Python names, parameters and flags.
+"""Deprecations: one wording for Python names, parameters and flags that still work.
 
 A function or a class that goes is marked by the standard decorator, whose message type checkers show::
 

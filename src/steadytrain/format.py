@@ -8,10 +8,11 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Any
+from unicodedata import combining, east_asian_width
 
 from steadytrain.errors import InputError
 
@@ -109,19 +110,19 @@ def rate(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Format a duration in the two largest units that matter.
+    """Format a duration in the two largest units that matter; a whole number of seconds has no decimals.
 
     >>> duration(0.0004), duration(0.0431), duration(3.21), duration(59.4), duration(61), duration(3725)
     ('0.40 ms', '43.1 ms', '3.21 s', '59.4 s', '1 min 01 s', '1 h 02 min')
-    >>> duration(200000), duration(0), duration(None)
-    ('2 d 07 h', '0 s', '–')
+    >>> duration(200000), duration(0), duration(9), duration(None)
+    ('2 d 07 h', '0 s', '9 s', '–')
     """
     if seconds is None or not math.isfinite(seconds):
         return NONE
     if seconds < 0.9995:
         return f"{seconds * 1000:.{2 if seconds < 0.001 else 1}f} ms" if seconds else "0 s"
     if seconds < 59.95:
-        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+        return f"{seconds:.{0 if isinstance(seconds, int) else 2 if seconds < 9.995 else 1}f} s"
     minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -281,13 +282,30 @@ def text_table(
            9  1024
     """
     rows = [list(map(clean, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(num_columns, column)) for column in zip(*rows, strict=True)]
     widths = [max(pair) for pair in zip_longest(widths, least, fillvalue=0)]
-    sides = [str.rjust if column in right else str.ljust for column in range(len(widths))]
-    return "\n".join(
-        (" " * gap).join(side(cell, wide) for side, cell, wide in zip(sides, row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+
+    def padded(row: Sequence[str]) -> Iterator[str]:
+        for column, (cell, wide) in enumerate(zip(row, widths, strict=True)):
+            yield " " * (wide - num_columns(cell)) + cell if column in right else pad(cell, wide)
+
+    return "\n".join((" " * gap).join(padded(row)).rstrip() for row in rows)
+
+
+def pad(text: str, columns: int) -> str:
+    """Fill a text up with spaces to so many columns of a terminal."""
+    return text + " " * (columns - num_columns(text))
+
+
+def num_columns(text: str) -> int:
+    """Count the columns that a terminal gives a text: Chinese characters have two, accents that stand apart none.
+
+    >>> num_columns("cat"), num_columns("\u732b"), num_columns("e\u0301")
+    (3, 2, 1)
+    """
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(c) else 1 + (east_asian_width(c) in "WF") for c in text)
 
 
 def hide_columns(
@@ -303,7 +321,7 @@ def hide_columns(
     >>> hide_columns({"run": ["a"], "images/s": ["123"], "epochs": ["7"]}, ["images/s", "epochs"], 12)
     ['images/s']
     """
-    needed = {head: max(map(len, (head, *cells))) + 2 for head, cells in columns.items()}
+    needed = {head: max(map(num_columns, (head, *cells))) + 2 for head, cells in columns.items()}
     room = width + 2 - sum(wide for head, wide in needed.items() if head not in optional)
     hidden: list[str] = []
     for head in optional:
@@ -332,7 +350,7 @@ def fit_table(lines: Sequence[Sequence[str]], width: int) -> str:
     """
     lines = [list(map(clean, line)) for line in lines]
     text = text_table(lines)
-    if max(map(len, text.splitlines())) <= width:
+    if max(map(num_columns, text.splitlines())) <= width:
         return text
     each_line = text_table([line[1:] for line in lines]).splitlines()
     if max(map(len, each_line)) <= width - 2:

@@ -26,7 +26,7 @@ def quantiles(values: Sequence[float], *shares: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Interval:
-    """From ``low`` to ``high``, both fractions."""
+    """An interval from ``low`` to ``high``, both fractions."""
 
     low: float
     high: float

@@ -1,20 +1,4 @@
-"""A run is a directory; copying the directory copies the run.
-
-::
-
-    recipe.json          what is trained
-    events.jsonl         all that happened (events-1.jsonl, ... for the other ranks)
-    checkpoints/         step-00000120/, ... whole or absent
-    best.safetensors     the weights of the best evaluation, with the model's name, classes and preprocessing inside
-    model.safetensors    the last weights, likewise
-    split.npz            the images that are held out of the training data, where no validation data were given
-    probe.safetensors    those of a probe, from which updates may begin again; until the run is finished
-    predictions.csv      what the best weights predict for each validation image
-    best.maps.json       pictures of the worst mistakes under heat maps
-    profile/             a trace of some updates, and of a GPU's memory (every.profile)
-    notes.json           tags and a note, where the user wrote any (steady runs)
-    tracked-NAME.json    what a tracker was sent, where one was
-    lock                 held while a process trains here
+"""A run is a directory; copying the directory copies the run. What its files hold: docs/reference/files.md.
 
 >>> import tempfile
 >>> from steadytrain.config import Budget, Data, Model, Recipe
@@ -159,7 +143,7 @@ class RunProgress:
     account. ``position``: samples that the newest attempt came to; ``time``: of the newest event. ``evaluated``: the
     newest evaluation; ``best``: the one whose weights were kept as the best. ``unreadable``: lines of the log that are
     no events. ``is_open``: the newest attempt has not said how it ended: it goes on, or was killed. ``machine``: its
-    newest sample. ``spans``: number of each attempt -> how it began, and the time of its newest event. ``tested``: the
+    newest sample. ``spans``: number of each attempt -> how it began, and the seconds that it has taken. ``tested``: the
     evaluation on the test images of weights that the run still has; ``num_tested``: of all. ``failed``: how the newest
     attempt failed, if it did. ``images_at_once``: that memory had room for in an update; None: it never ran out.
     ``evaluations``: all that count; ``tried``: what the run has tried.
@@ -195,15 +179,17 @@ class RunProgress:
         if isinstance(event, Unreadable):
             self.unreadable += 1
             return
-        self.attempt = max(self.attempt, event.attempt)
-        self.time = event.time
         if event.attempt in self.spans:
-            self.spans[event.attempt] = self.spans[event.attempt][0], event.time
+            started, seconds = self.spans[event.attempt]
+            # An account has them by a clock that nobody sets, and that stops while the machine sleeps.
+            seconds = event.wall_seconds if isinstance(event, Accounted) else seconds + max(0.0, event.time - self.time)
+            self.spans[event.attempt] = started, seconds
+        self.attempt, self.time = max(self.attempt, event.attempt), event.time
         match event:
             case Started():
                 self.started, self.ended, self.failed, self.accounted = event, None, None, None
                 self.tested = None if self.tested is None or self.tested.step > event.step else self.tested
-                self.spans[event.attempt] = event, event.time
+                self.spans[event.attempt] = event, max(0.0, event.time - (event.began or event.time))
                 self.is_open, self.machine = True, None
                 self.evaluations = [before for before in self.evaluations if before.step <= event.step]
             case MachineStats():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 from tests.cli.terminal import on_terminal, unstyled
 
-from steadytrain.cli.console import Console, note, progress
+from steadytrain.cli.console import Console, bar_line, note, print_json, progress
 from steadytrain.cli.render import describe_event
 from steadytrain.events import (
     Ceilings,
@@ -109,7 +110,8 @@ def scripted(columns: int, **variables: str) -> tuple[int, str]:
 
 
 def in_shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHON": sys.executable, **variables}
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2])]))
+    env = {**os.environ, "PYTHONPATH": path, "PYTHON": sys.executable, **variables}
     return subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
 
 
@@ -149,11 +151,8 @@ def test_a_probe_has_lines_of_its_own_and_no_updates() -> None:
     assert lines[-1] == "finished seconds=130.0"
     assert [line for line in told(of_a_probe(), 60.0) if line.startswith("features images=412")] == []
     words = [" ".join(describe_event(event, best_before=BEST)) for event in of_a_probe()]
-    assert "a probe" in words[0] and "0 steps" not in words[0]
-    assert (
-        words[-2].startswith("probe val top-1 76.0 %")
-        and words[-1] == "finished after 2:10 best top-1 76.0 % by the probe"
-    )
+    assert words[0] == "" and words[-2].startswith("probe val top-1 76.0 %")
+    assert words[-1] == "finished after 2:10 best top-1 76.0 % by the probe"
 
 
 @pytest.mark.parametrize(
@@ -359,18 +358,33 @@ with status("reading"):
     time.sleep(0.4)
     with progress("packing", 2) as advance:
         time.sleep(0.4)
+        note("beside " + "y" * 90)
         advance(2)
+    time.sleep(0.4)
     note("after it")
     print_text("result")
+    time.sleep(0.4)
 """
 
 
-def test_what_is_waited_for_is_shown_until_something_else_is() -> None:
+def test_what_is_waited_for_comes_back_after_a_bar_and_gives_way_to_a_result() -> None:
     code, sent = on_terminal([sys.executable, "-c", WAITING], 80)
     text = unstyled(sent)
-    assert code == 0 and "x" * 90 in text, "a path stays whole"
+    assert code == 0 and "x" * 90 in text and "y" * 90 in text, "a path stays whole"
     assert text.index("reading") < text.index("packing") < text.index("after it") < text.index("result")
-    assert "reading" not in text[text.index("packing") :], "it has given way"
+    assert "reading" in text[text.index("packing: 2 images") : text.index("after it")], "it has come back"
+    assert "reading" not in text[text.index("result") :], "it has given way"
+
+
+def test_a_long_name_leaves_the_figures_of_its_bar() -> None:
+    line = bar_line("packing /data/" + "photographs/" * 9, 0.25, " 25 %  0:09 left", 60, False)
+    assert line.plain.startswith("packing /data/") and "...  " in line.plain
+    assert line.plain.endswith(" 25 %  0:09 left") and line.cell_len < 60
+
+
+def test_a_document_has_null_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"loss": float("nan"), "rates": (float("inf"), 1.5)})
+    assert json.loads(capsys.readouterr().out) == {"loss": None, "rates": [None, 1.5]}
 
 
 DURING = """
@@ -539,6 +553,13 @@ def test_work_goes_on_without_a_reader(ending: str, tmp_path: Path) -> None:
     script = f'"$PYTHON" -c "$CODE" "$OUT" {ending}; echo ${{PIPESTATUS[0]}} $(cat "$OUT")'
     done = in_shell(script, CODE=code, OUT=str(tmp_path / "out"))
     assert done.stdout.splitlines()[-1] == "0 worked"
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", "<&- >&- 2>&-"])
+def test_a_command_works_where_a_stream_is_closed(closed: str) -> None:
+    assert in_shell(f'"$PYTHON" -m steadytrain help noisy_neighbour {closed}').returncode == 0
+    failed = in_shell(f'"$PYTHON" -m steadytrain check nowhere-at-all {closed}')
+    assert failed.returncode == 2 and failed.stdout == "", "an error is no result"
 
 
 def test_watching_needs_rich_only_on_a_terminal() -> None:

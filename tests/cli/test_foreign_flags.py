@@ -153,6 +153,7 @@ def test_a_flag_and_its_values_mean_the_same(text: str, expected: dict[str, obje
         ("--clip-mode agc", "clips the global norm"),
         ("--lr-k-decay 2", "--schedule poly"),
         ("--norm-weight-decay 0.1", "norms and biases are exempt"),
+        ("-aa rand-m9.9.9", "the part 'm9.9.9' of 'rand-m9.9.9' has no counterpart here"),
         ("--lr-scheduler exponentiallr --lr-gamma 0.9", "--schedule exponential,factor=0.9"),
     ],
 )

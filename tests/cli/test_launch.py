@@ -255,6 +255,7 @@ def test_in_a_container_slurm_starts_the_images_python(capsys: pytest.CaptureFix
         (["--on", "kubernets", "--", "train", "a.rec"], "Did you mean kubernetes?"),
         (["--", "trian", "a.rec"], "Did you mean train?"),
         (["--nodes", "two", "--", "train", "a.rec"], "--nodes 2:4"),
+        (["--nodes", "²", "--", "train", "a.rec"], "--nodes 2:4"),
         (["--nodes", "4:2", "--hosts", "hosts", "--", "train", "a.rec"], "put the smaller number first"),
         (["--hosts", "gone", "--", "train", "a.rec"], "cannot read --hosts gone (No such file or directory)"),
         (["--set", "slurm.partitoin=gpu", "--", "train", "a.rec"], "Did you mean partition or options?"),

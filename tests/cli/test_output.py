@@ -21,6 +21,7 @@ from steadytrain.cli import RECIPE_VERBS, VERBS, main
 from steadytrain.cli.options import TrainingOptions
 from steadytrain.config.keywords import FLAGS
 from steadytrain.config.settings import GROUPS
+from steadytrain.format import text_table
 
 STEADY = [sys.executable, "-m", "steadytrain"]
 
@@ -259,3 +260,7 @@ def test_zsh_reads_the_script_and_completes_files(capsys: pytest.CaptureFixture[
     assert re.search(r"^_steady\(\) \{$.*^_steady \"\$@\"$", script, re.MULTILINE | re.DOTALL)
     if shutil.which("zsh"):
         subprocess.run(["zsh", "-n"], input=script, text=True, check=True)
+
+
+def test_a_wide_character_takes_two_columns_of_a_table() -> None:
+    assert text_table([["猫", "1"], ["dog", "22"]]).splitlines() == ["猫   1", "dog  22"]

@@ -308,6 +308,11 @@ def test_predictions_are_written_as_csv_and_paths_read_from_standard_input(
     assert [row["image"] for row in rows] == list(map(str, files))
     assert rows[3]["error"].startswith("cannot read ") and not rows[3]["class1"]
     assert float(rows[0]["probability1"]) >= float(rows[0]["probability2"])
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png"))  # a name that is no UTF-8
+    odd.write_bytes(files[0].read_bytes())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(os.fsencode(odd) + b"\n")))
+    assert main(["predict", str(run), "-", "--csv", "-", "--top", "1"]) == 0
+    assert f"\\udcff.png,,{rows[0]['class1']}," in capsys.readouterr().out
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(files[0].read_bytes())))
     assert main(["predict", str(run), "-", "--csv", "-", "--top", "1"]) == 0
     out = capsys.readouterr().out.splitlines()

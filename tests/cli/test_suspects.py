@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -99,6 +100,21 @@ def test_the_table_without_them_packs_to_all_other_images(network: list[str], ph
     (packed,) = pack("lists/clean.csv", "clean")
     with Records.open(packed.path) as records:
         assert len(records) == 58 and records.classes == ("blue", "green", "red")
+
+
+def test_a_name_that_is_no_utf8_is_left_out_like_others_and_not_listed(
+    network: list[str], photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "red" / "green-03.png").rename(photos / "red" / os.fsdecode(b"green-\xe9.png"))
+    assert main(["check", "photos", "--suspects", "-o", "suspects.csv", *network]) == 0
+    lines, shown = Path("suspects.csv").read_text(encoding="utf-8").splitlines(keepends=True), "red/green-\\xe9.png"
+    assert [line for line in lines if line.startswith(f"{shown},red,green,")]
+    assert main(["check", "photos", "--leave-out", "suspects.csv", "-o", "clean.csv"]) == 0
+    (packed,) = pack("clean.csv", "clean")
+    assert packed.card.num_images == 56
+    Path("gone.csv").write_text("".join(line for line in lines if not line.startswith(shown)))
+    assert main(["check", "photos", "--leave-out", "gone.csv", "-o", "clean.csv"]) == 2
+    assert f"a table is UTF-8, and names of photos are none: rename {shown}" in capsys.readouterr().err
 
 
 def test_a_list_of_other_images_is_refused(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,33 @@ def test_flags_about_data_need_data(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("evaluate run --limits --threshold 0", "--threshold"),
+        ("evaluate run --limits --batch-size 4", "--batch-size"),
+        ("evaluate run --calibrate --abstain-at 0.9", "--abstain-at"),
+        ("feed photos --show grid.png --json", "--json"),
+        ("fetch --workers 2", "no data set named"),
+        ("serve run --image repo/name:1", "--image"),
+        ("serve run --write place --port 80", "--port"),
+        ("export run -o net.onnx --images 9", "--images"),
+        ("check photos --force", "--force"),
+        ("check photos --leave-out gone.csv -o rest.csv --near", "--near"),
+        ("sweep photos --over lr=1,2 --mxnet-log", "--mxnet-log"),
+        ("sweep photos --over lr=1,2 --run s3://bucket/a", "--run"),
+        ("schedule photos --repeats 2", "--repeats"),
+        ("watch run --web --json", "--json"),
+        ("report run --compare run --follow", "--compare takes two runs"),
+        ("report run --to mlflow --json", "--json"),
+    ],
+)
+def test_a_flag_that_would_do_nothing_is_refused(files: Path, command: str, flag: str) -> None:
+    verb, *words = shlex.split(command)
+    outcome = run_one(verb, "", "", words, files)
+    assert outcome.code == 2 and not outcome.left and flag in outcome.message, outcome
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("recipe.json", '{"optim": {"lr": 0.1, "lr": 0.2}}'),

@@ -25,6 +25,7 @@ from steadytrain.cli.export import _text
 from steadytrain.errors import FailedError, InputError, ModelError
 from steadytrain.export import export as exporting
 from steadytrain.export import formats
+from steadytrain.export.hub import model_card
 from steadytrain.models import Input
 from steadytrain.models.engines import engine
 from steadytrain.models.engines import onnx as onnx_engine
@@ -280,6 +281,13 @@ def test_a_folder_for_timm_says_how_images_become_square(
     assert (config["crop_mode"], config["crop_pct"]) == (mode, 1.0)
     assert words in (tmp_path / "hub" / "my-model" / "README.md").read_text()
     assert st.restore(tmp_path / "hub" / "my-model", device="cpu").input == trained.input
+
+
+def test_the_card_of_a_probe_tells_no_epoch() -> None:
+    about = Description(model="a", input=Input(), classes=("a", "b"))
+    measured = {"n": 1, "top1": 1.0, "top5": None, "mean_ap": None}
+    assert "on 1 validation image, by the probe." in model_card(about, {**measured, "epoch": 0.0}, name="a")
+    assert "on 1 validation image, after 1 epoch." in model_card(about, {**measured, "epoch": 1.0}, name="a")
 
 
 def test_weights_are_exported_with_their_temperature(run: Path, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ from steadytrain.errors import InputError
 from steadytrain.export import batching, containers
 from steadytrain.export.batching import Batcher, PixelRoom
 from steadytrain.export.fetch import FetchError, fetch, is_allowed, parse_prefix
+from steadytrain.export.http_server import listen
 from steadytrain.export.payload import LONG_TEXT
 from steadytrain.export.serve import ServeSettings, Service, _unless_gone, describe
 from steadytrain.training import Trained, predict, restore
@@ -286,6 +287,13 @@ def test_what_of_an_image_is_not_used_is_said(server: Server, images: dict[str, 
     deep, plain = ask(server, "/predict", body, kind=kind).body["images"]
     assert deep["note"] == "it has 5 bands, of which the first 3 are kept" and deep["classes"]
     assert "note" not in plain
+    assert "note" in ask(server, "/openapi.json").body["components"]["schemas"]["Image"]["properties"]
+
+
+def test_a_host_that_is_no_name_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: host.encode("idna"))  # as it begins
+    with pytest.raises(InputError, match=r"cannot listen on a\.\.b port 80 \("):
+        listen("a..b", 80)
 
 
 def test_an_image_is_explained_by_a_picture(server: Server, trained: Trained, images: dict[str, Path]) -> None:

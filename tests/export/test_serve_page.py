@@ -71,6 +71,17 @@ def test_a_visitor_learns_what_it_is_and_tries_it_without_a_picture(browser: Bro
 
 
 @pytest.mark.browser
+def test_what_of_a_picture_is_not_used_stands_beside_it(browser: Browser, address: str, tmp_path: Path) -> None:
+    Image.new("I;16", (8, 8), 999).save(tmp_path / "deep.png")
+    page = browser.new_page()
+    page.goto(address)
+    page.wait_for_selector("body[data-ready]")
+    page.locator("#files").set_input_files(tmp_path / "deep.png")
+    page.wait_for_selector("#answers li[data-answered]")
+    assert "16 bits a channel" in page.locator("#answers li").inner_text()
+
+
+@pytest.mark.browser
 def test_an_accuracy_is_rounded_as_in_the_report(browser: Browser, address: str) -> None:
     page = browser.new_page()
     page.route("**/model", lambda route: route.fulfill(json={**route.fetch().json(), "best": 53 / 80}))

@@ -331,6 +331,22 @@ def test_a_thousand_classes_of_other_names_do_not_get_imagenets_rows(hub: Path) 
     assert "was replaced by a fresh one for kind 0, kind 1" in built.notes[0]
 
 
+class _Counting(nn.Sequential):
+    """A network that keeps more than tensors in its state."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 0}
+
+    def set_extra_state(self, state: object) -> None:
+        pass
+
+
+def test_a_state_that_no_file_of_weights_can_hold_is_refused() -> None:
+    name = models.name_model(_Counting(nn.Flatten(), nn.Linear(12, 2)))
+    with pytest.raises(ModelError, match=r"has a dict in it \(_extra_state\), and files of weights hold tensors alone"):
+        build(name, classes=2, size=2)
+
+
 def test_a_size_that_a_network_refuses_is_refused_without_its_values() -> None:
     tiny: dict[str, Any] = {"depth": 1, "embed_dim": 32, "num_heads": 2}
     source = models.find("timm/xcit_nano_12_p16_224")

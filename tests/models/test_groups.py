@@ -128,6 +128,13 @@ def test_training_everything_moves_running_statistics() -> None:
     assert all(part.training for part in built.module.modules())
 
 
+@pytest.mark.parametrize("train", ["full", "discriminative"])
+def test_a_network_without_parameters_is_refused(train: Train) -> None:
+    built = Built(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Dropout(), nn.Flatten()), "own", Input(), ())
+    with pytest.raises(ModelError, match=r"own has no parameter that could be trained: give a network that has some"):
+        models.parameter_groups(built, train=train, decay=0.5, weight_decay=0.0)
+
+
 def test_head_mode_needs_a_known_head() -> None:
     built = Built(nn.Flatten(), "mine:flat", Input(), ())
     with pytest.raises(ModelError, match="the classifier of mine:flat is not known"):

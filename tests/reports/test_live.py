@@ -263,12 +263,15 @@ def listed(port: int) -> dict[str, Any]:
 
 
 def test_the_page_of_a_run_may_be_in_a_folder_of_any_name(tmp_path: Path) -> None:
-    run = measured(tmp_path, "caf\udce9", steps=100)  # a name in Latin-1
+    folder = tmp_path / "r\udce9ves"  # names in Latin-1
+    folder.mkdir()
+    run = measured(folder, "caf\udce9", steps=100)
     with serving(run) as port:
         page = asked(port)
         assert page.status == 200 and "caf?" in page.read().decode()
-    with serving(tmp_path) as port:
+    with serving(folder) as port:
         (row,) = listed(port).values()
+        assert "r?ves" in asked(port).read().decode()
         assert asked(port, f"/run/{row['key']}/").status == 200
 
 

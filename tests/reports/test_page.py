@@ -100,6 +100,15 @@ def test_a_name_or_a_message_is_text_and_never_markup(tmp_path: Path) -> None:
     assert data(reader)["runs"][0]["name"] == run.name
 
 
+def test_no_line_ends_within_the_name_of_a_flag(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "a", recipe())
+    write(run, [started(), step(1), Failed(error="DataError", message="<b> with --fit or --label-column")], Clock())
+    html = page([Account.of(run)], now=0)
+    for flag in ("--fit", "--label-column"):
+        assert f'<span style="white-space: nowrap">{flag}</span>' in html
+    assert "&lt;b&gt; with <span" in html
+
+
 def test_one_run_shows_its_figures_restart_notice_and_checkpoints(tmp_path: Path) -> None:
     text = read(restarted(tmp_path)).visible
     for word in (

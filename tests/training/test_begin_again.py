@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from steadytrain import events
+from steadytrain import SetRate, events
 from steadytrain.config import Recipe
 from steadytrain.reports import summarise
 from steadytrain.run import Run
@@ -95,6 +95,13 @@ def test_a_run_whose_probe_is_not_undone_is_as_it_was(undone: Recipe, tmp_path: 
         train(Run.create(tmp_path / name, gentle.with_({"every.undone": name})))
     assert weights(tmp_path / "restart") == weights(tmp_path / "continue")
     assert not any(isinstance(event, events.Tried) for event in Run.open(tmp_path / "restart").events())
+
+
+def test_the_rates_that_a_program_set_hold_where_updates_begin_again(undone: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", undone.with_({"every.rates": ((1, 0.99),)}))
+    train(run, on_event=lambda event: SetRate(0.98) if isinstance(event, events.Step) and event.step == 3 else None)
+    every = Run.open(run.directory).recipe.every
+    assert every.tries and every.rates == ((1, 0.99), (4, 0.98))
 
 
 def test_it_may_be_left_as_it_is(undone: Recipe, tmp_path: Path) -> None:

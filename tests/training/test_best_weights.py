@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from steadytrain.reports.tables import facts
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, steps, train
 from steadytrain.training.evaluation import Evaluation
+from steadytrain.training.loop import evaluating
 from steadytrain.training.metrics import figure
 from steadytrain.training.state import State
 from steadytrain.tuning.sweep import Case, Point, rows
@@ -132,6 +134,23 @@ def test_a_run_of_an_older_version_goes_on_by_top1(
     train(Run.create(tmp_path / "run", longer))
     later = [event for event in run.events() if isinstance(event, Evaluated) and event.attempt == 2]
     assert {event.figure for event in later} == {"top1"}
+
+
+def test_best_weights_of_updates_that_are_made_again_are_none_of_the_run_any_more(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"every.save_steps": 10, "every.best": "top1"}))
+    train(run)
+    assert checkpoints.read_weights(run.directory / "best.safetensors")[1]["step"] == 20
+    shutil.rmtree(run.checkpoints / "step-00000020")  # as killed after the evaluation, before its checkpoint
+    run.weights.unlink()
+    lines = run.log_path().read_text().splitlines(keepends=True)
+    run.log_path().write_text("".join(line for line in lines if json.loads(line)["kind"] not in ("Saved", "Ended")))
+    monkeypatch.setattr(evaluating, "is_better", lambda *known: False)  # as on a device that gives other bits
+    run = Run.open(run.directory)
+    later = [event for event in steps(run) if isinstance(event, Evaluated)]
+    assert [(event.step, event.is_best) for event in later] == [(20, True)]
+    assert run.progress().best == later[0]
 
 
 def test_another_figure_chooses_again_and_says_so(longer: Recipe, tmp_path: Path) -> None:

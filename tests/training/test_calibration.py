@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,11 @@ from steadytrain.cli import main
 from steadytrain.config import Recipe
 from steadytrain.errors import DataError, ModelError, RunError
 from steadytrain.run import Run
-from steadytrain.training import evaluate, predict, restore, train
+from steadytrain.training import calibrate, evaluate, predict, restore, train
 from steadytrain.training.checkpoints import read_weights
 from steadytrain.training.features import held_out
 from steadytrain.training.inference.calibration import fit_temperature, require_own_weights
+from steadytrain.training.inference.inference import open_evaluation_data
 from steadytrain.training.metrics import calibration
 
 
@@ -127,6 +129,16 @@ def test_a_run_is_calibrated_and_predicts_the_same_with_truer_probabilities(
     assert all(torch.equal(tensors[name], value) for name, value in weights_before.items())
     assert about["calibration"]["temperature"] == document["temperature"]
     assert restore(run, which="last").temperature == 1, "it belongs to one weights file"
+
+
+def test_images_that_belong_together_are_in_one_half_and_count_as_one(run: Run) -> None:
+    trained = restore(run)
+    alone, together = (
+        calibrate(trained, replace(open_evaluation_data(trained, None), groups=groups))
+        for groups in (None, np.arange(80) // 8)
+    )
+    assert alone.halves != together.halves and alone.gain_error != together.gain_error
+    assert alone.nll_before == together.nll_before
 
 
 def test_predicted_probabilities_are_those_of_the_temperature(

@@ -22,7 +22,7 @@ from tests.forked import start
 
 from steadytrain import files
 from steadytrain.config import Budget, Data, Model, Recipe
-from steadytrain.errors import CheckpointError, ModelError, RunError, StorageError
+from steadytrain.errors import CheckpointError, FailedError, ModelError, RunError, StorageError
 from steadytrain.events import Ended
 from steadytrain.models import read_weights
 from steadytrain.run import Run
@@ -48,6 +48,11 @@ def save(directory: Path, step: int, state: dict[str, Any], *, keep: int | None 
 def test_plain_values_come_back_as_they_were(tree: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     place = save(tmp_path_factory.mktemp("c"), 1, {"tree": tree}).path
     assert checkpoints.load(place)["tree"] == tree
+
+
+def test_what_no_checkpoint_holds_is_named() -> None:
+    with pytest.raises(FailedError, match=r"optimizer/history is a set, which no checkpoint holds: keep tensors"):
+        checkpoints.split({"optimizer": {"lr": 0.1, "history": {1}}})
 
 
 def test_tensors_of_a_state_go_with_it() -> None:

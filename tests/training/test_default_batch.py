@@ -22,7 +22,7 @@ from steadytrain.format import per_rank
 from steadytrain.training.session.opening import _begun_with, own_share
 from steadytrain.training.step import images_per_rank, share_of
 
-QUICK = TrainingOptions(flags={"model": "mlp", "epochs": 4, "device": "cpu"})
+QUICK = TrainingOptions(flags={"model": "mlp", "epochs": 4, "device": "cpu"}, set=("model.pretrained=false",))
 
 
 def draft_run(data: str, options: TrainingOptions, **more: Any) -> tuple[Recipe, Path]:
@@ -69,7 +69,7 @@ def test_ranks_on_cpus_share_the_batch_of_one() -> None:
 
 
 def test_the_device_says_whether_ranks_run_on_gpus(data: str) -> None:
-    gpus = TrainingOptions(flags={"model": "mlp", "epochs": 1, "device": "cuda"})
+    gpus = replace(QUICK, flags={"model": "mlp", "epochs": 1, "device": "cuda"})
     assert recipe_for(data, gpus, finetune=True, ranks=2).batch_size == 2 * 16, "of other machines, it may be"
     assert recipe_for(data, QUICK, finetune=True, ranks=2).batch_size == 16
     assert recipe_for(data, QUICK, finetune=True, ranks=2, on_gpus=True).batch_size == 2 * 16

@@ -77,6 +77,15 @@ def test_few_photographs_are_better_fine_tuned() -> None:
     assert not said(_write_photos(Path("many"), 200))
 
 
+def test_a_rate_that_a_probe_has_no_use_for_is_named() -> None:
+    changes, lines = {"model.name": "resnet20", "optim.lr": 0.1}, list[str]()
+    photos = str(_write_photos(Path("photos"), 20))
+    for train in ("full", "probe"):
+        st.default_recipe(photos, {**changes, "model.train": train}, say=lines.append)
+    words = "optim.lr: not used, since a probe makes no updates (--train probe+head trains on from it)"
+    assert [line for line in lines if "not used" in line] == [words]
+
+
 def test_the_model_to_fine_tune_is_the_first_whose_weights_are_here(work: Path) -> None:
     photos, lines = _write_photos(Path("photos"), 20), list[str]()
     with pytest.raises(ModelError, match=r"mobilenetv3_large_100 .*HF_HUB_OFFLINE.*weights=.*steady models"):
@@ -220,6 +229,15 @@ def test_a_size_that_the_network_refuses_is_said_before_the_images_are_read(work
     assert not any("packing" in line for line in lines)
 
 
+@pytest.mark.parametrize("name", ["mlp", "torchvision/resnet18", "torchvision.models:resnet18"])
+def test_a_network_whose_weights_are_nowhere_is_refused_before_the_images_are_read(
+    name: str, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("steadytrain.training.loop.defaults.open_named")
+    with pytest.raises(ModelError, match="weights="):
+        st.default_recipe(digits, {"model.name": name}, finetune=True)
+
+
 FINETUNED = {"model.name": "digits", "model.pretrained": True, "parallel.device": "cpu"}
 
 
@@ -241,14 +259,23 @@ FINETUNED = {"model.name": "digits", "model.pretrained": True, "parallel.device"
     ],
 )
 def test_fine_tuning_begins_with_a_probe_wherever_it_can(
-    digits: Path, changes: dict[str, object], train: str, rate: float, warmup: tuple[str, float]
+    digits: Path,
+    changes: dict[str, object],
+    train: str,
+    rate: float,
+    warmup: tuple[str, float],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("steadytrain.models.require_weights", lambda source: None)
     recipe = st.default_recipe(digits, {**FINETUNED, **changes}, finetune=True)
     assert recipe.model.train == train
     assert (recipe.optim.lr, (recipe.optim.warmup, recipe.optim.warmup_epochs)) == (rate, warmup)
 
 
-def test_images_with_several_labels_are_fine_tuned_without_a_probe(labelled_digits: Path) -> None:
+def test_images_with_several_labels_are_fine_tuned_without_a_probe(
+    labelled_digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steadytrain.models.require_weights", lambda source: None)
     recipe = st.default_recipe(labelled_digits, FINETUNED, finetune=True)
     assert (recipe.model.train, recipe.optim.warmup) == ("discriminative", "linear")
 

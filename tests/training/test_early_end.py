@@ -95,6 +95,25 @@ def test_the_clock_counts_earlier_attempts(recipe: Recipe, tmp_path: Path) -> No
     assert any("its 1 minute is over; the best weights are kept" in message for message in said)
 
 
+@pytest.mark.parametrize("hours", [8, -8])
+def test_a_clock_that_is_set_while_a_run_trains_moves_none_of_its_minutes(
+    recipe: Recipe, tmp_path: Path, hours: int
+) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"budget.minutes": 5}))
+    seen: list[events.Event] = []
+    for event in steps(run, stop=lambda: "SIGINT" if len(seen) >= 5 else None):
+        if isinstance(event, events.Step):
+            seen.append(event)
+    lines = [json.loads(line) for line in run.log_path().read_text().splitlines()]
+    last = max(number for number, line in enumerate(lines) if line["kind"] == "Accounted")
+    for line in lines[last - 1 :]:
+        line["time"] += 3600 * hours
+    run.log_path().write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ((_, seconds),) = Run.open(run.directory).progress().spans.values()
+    assert 0 < seconds < 300
+    assert train(run.directory).step == 20
+
+
 def test_patience_without_validation_is_refused(recipe: Recipe) -> None:
     with pytest.raises(RecipeError, match="without validation images nothing says when to end"):
         recipe.with_({"budget.patience": 3, "data.holdout": 0})

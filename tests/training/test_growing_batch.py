@@ -29,6 +29,7 @@ from steadytrain.reports.schedule import forecast
 from steadytrain.run import Run
 from steadytrain.training import build, steps, train
 from steadytrain.training.data import DataSets, random_batch
+from steadytrain.training.profile.explain import explain
 
 Weights = Callable[[Path], bytes]
 
@@ -45,6 +46,11 @@ def _train_for(run: Run, updates: int) -> None:
 def growing(recipe: Recipe) -> Recipe:
     """320 images: 10 updates of 32, 5 of 64, and 2 of 192 (4 epochs, of which the last batch goes beyond the end)."""
     return recipe.with_({"optim.grow_batch": ["2@1", "3@2"], "budget.epochs": 3, "optim.schedule": "constant"})
+
+
+def test_a_growing_batch_with_a_uniform_average_is_explained(growing: Recipe) -> None:
+    explained = explain(growing.with_({"optim.ema": None, "optim.swa": 0.5}))
+    assert explained.steps == 17 and len(explained.started.growth) == 2
 
 
 @given(

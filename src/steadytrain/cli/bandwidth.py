@@ -79,10 +79,8 @@ def bandwidth(
         if world.is_first:
             raise
         return error.exit_code  # the first rank says why
-    if world.is_first and json:
-        print_json(document)
-    elif world.is_first:
-        print_text(_bandwidth_text(document))
+    if world.is_first:
+        print_json(document) if json else print_text(_bandwidth_text(document))
     return 0
 
 

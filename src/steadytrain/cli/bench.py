@@ -15,7 +15,7 @@ from steadytrain.cli.console import print_json, print_text, progress
 from steadytrain.cli.options import BatchSizesFlag, ClassesFlag, DeviceFlag, Json, SecondsFlag, SizeFlag
 from steadytrain.config import CompileMode, Data, Layout, Model, Numbers, Recipe
 from steadytrain.errors import InputError
-from steadytrain.format import clean, count, hide_columns, percent, rate, text_table, wrap
+from steadytrain.format import NONE, clean, count, hide_columns, percent, rate, text_table, wrap
 from steadytrain.machine.children import cause_of_death, run_steady
 from steadytrain.machine.process import spin_where_alone
 
@@ -118,10 +118,8 @@ def bench(
                 advance(done, len(settings))
     if all(row.get("exit_code") == InputError.exit_code for row in rows):  # the command's mistake, not a combination's
         raise InputError(rows[0]["error"])
-    if json:
-        print_json({"rows": rows})
-    else:
-        print_text("\n".join(_bench_table(rows, shutil.get_terminal_size().columns)))
+    width = shutil.get_terminal_size().columns
+    print_json({"rows": rows}) if json else print_text("\n".join(_bench_table(rows, width)))
     return 1 if all("error" in row for row in rows) else 0
 
 
@@ -201,7 +199,7 @@ def _bench_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         return ["" if "error" in row else cell(row) for row in rows]
 
     def milliseconds(group: str, name: str) -> list[str]:
-        return column(lambda row: _milliseconds(row[group].get(name, 0.0)))
+        return column(lambda row: milliseconds_text(row[group].get(name, 0.0)))
 
     def gigaflops(row: Mapping[str, Any]) -> str:
         flops = row["flops_per_second"]
@@ -222,13 +220,15 @@ def _bench_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     return figures if any(cell not in ("", "-") for cell in compiled) else dict(list(figures.items())[:-1])
 
 
-def _milliseconds(seconds: float) -> str:
-    """Format seconds in milliseconds of three digits.
+def milliseconds_text(seconds: float | None) -> str:
+    """Format seconds in milliseconds of three digits at least.
 
-    >>> _milliseconds(0.00012345), _milliseconds(1.5)
-    ('0.123', '1500')
+    >>> milliseconds_text(0.00012345), milliseconds_text(1.5)
+    ('0.123', '1,500')
     """
-    return f"{seconds * 1000:.0f}" if seconds >= 0.1 else f"{seconds * 1000:.3g}"
+    if seconds is None:
+        return NONE
+    return f"{seconds * 1000:,.0f}" if seconds >= 0.1 else f"{seconds * 1000:.3g}"
 
 
 def _flops(rate: float) -> str:

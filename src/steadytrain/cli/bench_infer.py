@@ -11,21 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from steadytrain.cli.bench import milliseconds_text
 from steadytrain.cli.console import note, print_json, print_text, progress_once_known
 from steadytrain.cli.evaluate import AcceptLicence
-from steadytrain.cli.options import (
-    BatchSizesFlag,
-    DeviceFlag,
-    Json,
-    LabelColumn,
-    LabelsFlag,
-    PathColumn,
-    Root,
-    SecondsFlag,
-    SplitColumn,
-    ZipNames,
-    require_data,
-)
+from steadytrain.cli.options import BatchSizesFlag, DeviceFlag, Json, PlaceOptions, SecondsFlag, refuse_flags
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.config.plain import plain
@@ -54,12 +43,7 @@ def bench_infer(
     threads: Annotated[int | None, Parameter(validator=Number(gte=1, lte=1024))] = None,
     device: DeviceFlag = "auto",
     data: str | None = None,
-    root: Root = None,
-    labels: LabelsFlag = None,
-    path_column: PathColumn = None,
-    label_column: LabelColumn = (),
-    split_column: SplitColumn = None,
-    zip_names: ZipNames = None,
+    places: PlaceOptions = PlaceOptions(),  # noqa: B008 - frozen
     images: Annotated[int, Parameter(validator=Number(gte=1, lte=MAX_IMAGES))] = 64,
     seconds: SecondsFlag = 2.0,
     accept_licence: AcceptLicence = False,
@@ -93,23 +77,20 @@ def bench_infer(
         steady bench infer resnet50 mobilenet-v2 --json > inference.json
     """
     networks += model
-    columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
-    columns["zip_names"] = zip_names
-    require_data(data, "--data photos", root=root, labels=labels, **columns)
+    if data is None:
+        refuse_flags("{} is about data, and none are named: --data photos", **vars(places))
     spin_where_alone()
     for name in networks:
         _require_licence(name, accepted=accept_licence)
     from steadytrain.export.speed import bench_inference, make_plan
 
     options: dict[str, Any] = {"batches": tuple(sorted(set(batch_size))), "seconds": seconds, "images": images}
-    options["records"] = None if data is None else _pack(data, root, labels, columns)
+    options["records"] = None if data is None else _pack(data, places)
     options |= {} if threads is None else {"threads": threads}
     plan = make_plan(engines=engines, numbers=precision, device=device, **options)
     shown = list(bench_inference(networks, plan, say=note))
-    if json:
-        print_json(_document(plan, shown))
-    else:
-        print_text("\n".join(table(shown, min(shutil.get_terminal_size().columns, MAX_WIDTH))))
+    width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
+    print_json(_document(plan, shown)) if json else print_text("\n".join(table(shown, width)))
     is_measured = any(speed.measured for speed in shown)
     if not is_measured and all(speed.is_mistake for speed in shown):
         raise InputError(shown[0].error)
@@ -129,17 +110,17 @@ def _require_licence(name: str, *, accepted: bool) -> None:
             note(f"{name}: {remark}")
 
 
-def _pack(data: str, root: str | None, labels: str | None, columns: dict[str, Any]) -> str:
+def _pack(data: str, places: PlaceOptions) -> str:
     """Pack the images that outputs are compared on, unless they are packed already, or a folder without classes."""
     from steadytrain.data.loader import packed_side
     from steadytrain.data.packing.prepare import prepare
     from steadytrain.export.export import is_unlabelled
 
-    if labels is None and is_unlabelled(data):
+    if places.labels is None and is_unlabelled(data):
         return data
     with progress_once_known(f"packing {data}", resumes=True) as advance:
-        columns |= {"only": "val", "shorter_side": packed_side(299), "say": note, "progress": advance}
-        return str(prepare(data, root=root, labels=labels, **columns).only("val"))
+        options: dict[str, Any] = {"only": "val", "shorter_side": packed_side(299), "say": note, "progress": advance}
+        return str(prepare(data, **vars(places), **options).only("val"))
 
 
 def _document(plan: InferencePlan, speeds: Sequence[NetworkSpeed]) -> dict[str, Any]:
@@ -210,8 +191,8 @@ def _rows(speed: NetworkSpeed) -> list[list[str]]:
     rows = [[*head, "memory MB", "cosine", "same top-1", "same top-5", "top-1", "top-5"]]
     for engine in measured:
         small, large, parity = engine.batches[0], engine.batches[-1], engine.parity
-        row = [engine.engine, engine.numbers, engine.provider or NONE, _milliseconds(small.p50_seconds)]
-        row += [_milliseconds(small.p99_seconds), rate(large.per_second)]
+        row = [engine.engine, engine.numbers, engine.provider or NONE, milliseconds_text(small.p50_seconds)]
+        row += [milliseconds_text(small.p99_seconds), rate(large.per_second)]
         row += [_times(large.per_second, base_rate), f"{engine.memory_bytes / 1e6:,.0f}"]
         if parity is not None:
             row += [f"{parity.cosine:.4f}", percent(parity.top1), percent(parity.top5)]
@@ -239,12 +220,6 @@ def _times(value: float | None, base: float | None) -> str:
     return f"{number(value / base, 1)}x" if value and base else NONE
 
 
-def _milliseconds(seconds: float | None) -> str:
-    if seconds is None:
-        return NONE
-    return f"{seconds * 1000:,.0f}" if seconds >= 0.1 else f"{seconds * 1000:.3g}"
-
-
 def _summary(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
     """Yield the table of the old articles: each network without and with an optimised engine."""
     from steadytrain.export.speed import BASE, SAME
@@ -255,8 +230,8 @@ def _summary(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
         if quick is not None and wide is not None:
             ms, per_second = (base.batches[0].p50_seconds, base.batches[-1].per_second) if base else (None, None)
             best_ms, best_per_second = quick.batches[0].p50_seconds, wide.batches[-1].per_second
-            row = [speed.title, _milliseconds(ms), _milliseconds(best_ms), _times(ms, best_ms), rate(per_second)]
-            row += [rate(best_per_second), _times(best_per_second, per_second)]
+            row = [speed.title, milliseconds_text(ms), milliseconds_text(best_ms), _times(ms, best_ms)]
+            row += [rate(per_second), rate(best_per_second), _times(best_per_second, per_second)]
             rows.append([*row, "; ".join(dict.fromkeys((_label(quick), _label(wide))))])
     if rows[1:]:
         text = f"best: the fastest engine whose outputs agree (cosine {SAME} up); plain: torch without its backend"

@@ -18,18 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import (
-    GroupBy,
-    LabelColumn,
-    NetworkOptions,
-    PathColumn,
-    SplitColumn,
-    WorkersFlag,
-    ZipNames,
-)
+from steadytrain.cli.options import GroupBy, NetworkOptions, PlaceOptions, WorkersFlag, refuse_flags
 from steadytrain.errors import DataError, InputError, read_errors
 from steadytrain.files import open_text, replace_file
-from steadytrain.format import clean, count, few, percent, text_table, wrap
+from steadytrain.format import clean, count, few, percent, printable, text_table, wrap
 from steadytrain.format import size as bytes_text
 from steadytrain.machine.facts import cores
 from steadytrain.run import Run
@@ -48,12 +40,7 @@ _SHARD = r"(-\d+-of-\d+)?"
 def check(
     *paths: Annotated[str, Parameter(name="PATH", required=True)],
     val: Path | None = None,
-    root: Path | None = None,
-    labels: Path | None = None,
-    path_column: PathColumn = None,
-    label_column: LabelColumn = (),
-    split_column: SplitColumn = None,
-    zip_names: ZipNames = None,
+    lookup: PlaceOptions = PlaceOptions(),  # noqa: B008 - frozen
     no_decode: bool = False,
     near: bool = False,
     index: bool = False,
@@ -76,8 +63,6 @@ def check(
         paths: A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive. Several .rec are checked
             one by one, and for images that are in two of them; other sources count as one set.
         val: Validation images, to find those that are also in PATH. For OUT-train.rec, OUT-val.rec is the default.
-        root: Folder that the paths in a .lst or table are relative to.
-        labels: A file of labels, for images that are not in class folders.
         no_decode: Check only framing, headers, index and card; of a folder only names.
         near: Also find images that look alike: compressed again, resized or mirrored.
         index: Write a missing or wrong .idx.
@@ -121,7 +106,7 @@ def check(
         raise InputError(f"-o {out} ends in {out.suffix or 'nothing'}: it is a CSV file, name it so (.csv)")
     if out is not None and not out.parent.is_dir():
         raise InputError(f"-o is {out}: there is no folder {out.parent}")
-    if out is not None and out.resolve() in (place.resolve() for place in (Path(paths[0]), labels, leave_out) if place):
+    if out is not None and out.resolve() in (Path(p).resolve() for p in (paths[0], lookup.labels, leave_out) if p):
         raise InputError(f"-o {out} is what is read: choose another name")
     from steadytrain.data.checking.findings import KINDS
     from steadytrain.data.storage.sources import local_sources
@@ -133,11 +118,14 @@ def check(
         "workers": workers or cores(),
         "most": None if json or salvage else MAX_SHOWN,
     }
-    places: dict[str, Any] = {"root": root, "labels": labels, "path_column": path_column}
-    places |= {"label_column": label_column or None, "split_column": split_column, "zip_names": zip_names}
+    places = dict(vars(lookup))
+    if not (index or salvage):
+        refuse_flags("{} is for --index and --salvage: add one of them, or drop it", force=force)
     if leave_out is not None:
         if suspects or out is None:
             raise InputError("--leave-out FILE writes a table: name it with -o, and drop --suspects")
+        checks = {"val": val, "near": near, "no_decode": no_decode, "index": index, "salvage": salvage, "json": json}
+        refuse_flags("--leave-out writes a table, and checks nothing: drop {}", **checks)
         _write_rest(paths[0], leave_out, out, places)
         return 0
     documents: list[dict[str, Any]] = []
@@ -181,10 +169,7 @@ def _reports(
         files = record_files(pattern) if pattern.endswith((".rec", ".rec}")) else []
         names += map(str, files) if len(files) > 1 else [pattern]
     if all(_is_records(Path(name)) for name in names):
-        for flag, place in places.items():
-            if place is not None:
-                option = f"--{flag.replace('_', '-')}"
-                raise InputError(f"{option} goes with images, and {names[0]} is a record file: drop it")
+        refuse_flags(f"{{}} goes with images, and {names[0]} is a record file: drop it", **places)
         done: list[Examined] = []
         for name in names:
             path = Path(name)
@@ -224,7 +209,8 @@ def open_images(source: str, network: NetworkOptions, places: Mapping[str, Any])
     def licensed(recipe: Any) -> None:
         require_licence(recipe.model, accepted=network.accept_licence)
 
-    with progress_once_known("packing images") as packing, progress_once_known("features") as advance:
+    packed, computed = (progress_once_known(what, resumes=True) for what in ("packing images", "features"))
+    with packed as packing, computed as advance:
         options: dict[str, Any] = {"require_licence": licensed, "say": note, "packing": packing, "progress": advance}
         with open_frozen(source, network.changes(**places), **options) as images:
             yield images
@@ -321,14 +307,17 @@ def _write_rest(source: str, leave_out: Path, out: Path, places: dict[str, Any])
         listings = find_all([source], **lookup, scratch=scratch, say=note)
     if any(listing.pieces is not None or listing.labels.ndim > 1 for listing in listings):
         raise InputError(f"{source} is no folder or table of image files with one class each: unpack it first")
-    if missing := sorted(gone.difference(*(listing.names for listing in listings))):
+    if missing := sorted(gone.difference(printable(name) for listing in listings for name in listing.names)):
         raise InputError(f"{leave_out} names {count(len(missing), 'image')} that {source} has not: {few(missing)}")
+    names = ((name, printable(name)) for listing in listings for name in listing.names)
+    if odd := [shown for name, shown in names if shown != name and shown not in gone]:
+        raise InputError(f"a table is UTF-8, and names of {source} are none: rename {few(odd)}")
     heads, further = _read_columns(source, places, columns)
     kept = [
         dict(zip(heads, (path, listing.classes[int(label)], listing.split), strict=True)) | further.get(name, {})
         for listing in listings
         for name, label in zip(listing.names, listing.labels.tolist(), strict=True)
-        if name not in gone
+        if printable(name) not in gone
         for path in [os.path.relpath(os.path.join(listing.root, name), out.parent)]  # noqa: PTH118 - a million names
     ]
     is_split = any(listing.split for listing in listings)

@@ -24,15 +24,20 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, cast
 
 from steadytrain.cli.render import describe_event, event_line, join_parts
+from steadytrain.config.plain import finite
 from steadytrain.events import Evaluated, Event, Logged, Noticed, ProbeProgress, Saved, Started, Step
+from steadytrain.files import Closing
 from steadytrain.format import clean, clock, count, epoch, fold, pairs, percent, rate
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from rich.console import Console as RichConsole
     from rich.text import Text
 
 DRAWS_PER_SECOND = 6
+MIN_LEFT = 12
+"""Columns that a narrow terminal keeps for what is shown before a bar."""
 SLOW_FACTOR, RECENT_UPDATES = 3, 31
 """The time left takes a slow update for so many usual ones at most; and the updates that say what is usual."""
 _STYLES = {"Started": "bold", "Ended": "bold", "Noticed": "yellow", "Halved": "yellow", "Failed": "red"}
@@ -83,25 +88,28 @@ class TerminalStream:
 
 def note(text: str) -> None:
     """Write one line on standard error, folded on a terminal; it appears above whatever is being drawn there."""
-    stream = TerminalStream(sys.stderr)
-    folded = fold(text, shutil.get_terminal_size().columns if _waiting or stream.isatty() else None)
-    if _waiting:
-        _waiting[-1].write(folded)
-    else:
-        stream.write(folded + "\n")
-        stream.flush()
+    _say(fold(text, shutil.get_terminal_size().columns if _terminal().isatty() else None))
 
 
 def note_on_terminal(text: str) -> None:
     """Write one line on standard error where that is a terminal: somebody waits, and a log has no need of it."""
-    if TerminalStream(sys.stderr).isatty():
+    if _terminal().isatty():
         note(text)
+
+
+def _say(line: str) -> None:
+    if _feet:
+        _feet[-1].write(line)
+    else:
+        stream = TerminalStream(sys.stderr)
+        stream.write(f"{line}\n")
+        stream.flush()
 
 
 def confirmed(question: str) -> bool | None:
     """Ask a question on the terminal; True only for a yes, None where there is nobody to ask."""
     give_way()
-    if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
+    if not sys.stdin.isatty() or not sys.stderr.isatty():
         return None
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -126,12 +134,16 @@ def print_pages(text: str) -> None:
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document on standard output."""
+    """Print one JSON document on standard output; what is no finite number is null there."""
     give_way()
-    print(json.dumps(document, indent=2))
+    print(json.dumps(finite(document), indent=2, allow_nan=False))
 
 
-class Foot:
+_feet: list[Foot] = []
+"""Those that are open: the last one is drawn, and when it is closed the one before it comes back."""
+
+
+class Foot(Closing):
     """Lines at the foot of a terminal, redrawn by a thread until it is closed; then they are gone.
 
     While it is open, what others write to ``sys.stderr`` (and to ``sys.stdout`` where that is a terminal too) appears
@@ -144,58 +156,89 @@ class Foot:
     """
 
     def __init__(self, stream: TerminalStream, lines: Callable[[int, bool], list[Text]]) -> None:
-        from rich.console import Console as RichConsole
+        self.stream, self._lines = stream, lines
+        self._console = _make_console(stream)
+        self._hidden = threading.Event()
+
+    def __enter__(self) -> Self:
+        if _feet:
+            _feet[-1]._hide()
+        _feet.append(self)
+        self._show()
+        return self
+
+    def close(self) -> None:
+        """Take the lines away; once more does nothing."""
+        if self in _feet:
+            is_drawn = self is _feet[-1]
+            _feet.remove(self)
+            if is_drawn:
+                self._hide()
+                if _feet:
+                    _feet[-1]._show()
+
+    def _show(self) -> None:
         from rich.live import Live
 
-        self._console = RichConsole(file=cast("TextIO", stream), force_terminal=True, highlight=False, soft_wrap=False)
-        self._lines = lines
-        self._closed, self._turn = threading.Event(), threading.Lock()  # rich has no order of what two threads write
-        self._thread = threading.Thread(target=self._draw, name="steady-foot", daemon=True)
         self._live = Live(
             console=self._console,
             auto_refresh=False,  # rich's own refreshing thread is never joined
             transient=True,
-            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
+            redirect_stdout=sys.stdout.isatty(),
         )
-
-    def __enter__(self) -> Self:
-        self._live.start()
+        self._hidden.clear()
+        with self._console:
+            self._live.start()
+        self._thread = threading.Thread(target=self._draw, name="steady-foot", daemon=True)
         self._thread.start()
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Take the lines away; once more does nothing."""
-        self._closed.set()
+    def _hide(self) -> None:
+        self._hidden.set()
         self._thread.join()
-        self._live.stop()
+        with self._console:
+            self._live.stop()
 
     def write(self, text: str) -> None:
         """Print lines above the foot as they are: a path that is longer than the terminal stays whole."""
         from rich.text import Text
 
-        with self._turn:
-            self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(text), soft_wrap=True)
 
     def print(self, parts: Iterable[str], style: str) -> None:
         """Print parts of a text above the foot, where they stay, in as few lines as hold them."""
         from rich.text import Text
 
-        with self._turn:
-            for line in join_parts(parts, self._console.width - 1):
-                self._console.print(Text(line, style=style))
+        for line in join_parts(parts, self._console.width - 1):
+            self._console.print(Text(line, style=style))
 
     def _draw(self) -> None:
         from rich.text import Text
 
-        while not self._closed.wait(1 / DRAWS_PER_SECOND):
+        while not self._hidden.wait(1 / DRAWS_PER_SECOND):
             width, ascii_only = self._console.width, self._console.options.ascii_only
             lines = self._lines(width, ascii_only)
             truncate(lines, width, ascii_only)
-            with self._turn:
+            with self._console:
                 self._live.update(Text("\n").join(lines), refresh=True)
+
+
+def _make_console(stream: TerminalStream) -> RichConsole:
+    """Make rich's console of a terminal, on which one thread writes at a time: rich has no order of their lines."""
+    from rich.console import Console as RichConsole
+
+    class OrderedConsole(RichConsole):
+        def __enter__(self) -> RichConsole:
+            turn.acquire()
+            return super().__enter__()
+
+        def __exit__(self, kind: Any, error: Any, at: Any) -> None:
+            try:
+                super().__exit__(kind, error, at)
+            finally:
+                turn.release()
+
+    turn = threading.RLock()
+    return OrderedConsole(file=cast("TextIO", stream), force_terminal=True, highlight=False, soft_wrap=False)
 
 
 def truncate(lines: list[Text], width: int, ascii_only: bool) -> None:
@@ -205,9 +248,14 @@ def truncate(lines: list[Text], width: int, ascii_only: bool) -> None:
 
 
 def bar_line(left: str, share: float | None, right: str, width: int, ascii_only: bool) -> Text:
-    """Draw ``left``, a bar in what room there is (up to 40 columns; none for an unknown ``share``), and ``right``."""
+    """Draw ``left``, a bar in what room there is (up to 40 columns; none for an unknown ``share``), and ``right``.
+
+    Of a long ``left``, as with a path in it, the end is cut off, so that ``right`` is seen.
+    """
     from rich.text import Text
 
+    if len(left) > (most := max(MIN_LEFT, width - len(right) - 3)):
+        left = f"{left[: most - 3]}..."
     room = min(40, width - len(left) - len(right) - 5)
     parts = [Text(left, style="bold"), Text(right)]
     if share is not None and room >= 5:
@@ -217,42 +265,41 @@ def bar_line(left: str, share: float | None, right: str, width: int, ascii_only:
     return Text("  ").join(parts)
 
 
-_waiting: list[Foot] = []
-
-
 def is_waiting() -> bool:
-    """Return whether :func:`status` shows something."""
-    return bool(_waiting)
+    """Return whether anything is shown at the foot of the terminal."""
+    return bool(_feet)
 
 
 def give_way() -> None:
-    """Take away what :func:`status` shows: something else needs the terminal."""
-    while _waiting:
-        _waiting.pop().close()
+    """Take away what is shown at the foot of the terminal: a result, a question or an error needs it."""
+    while _feet:
+        _feet[0].close()
+
+
+def _terminal() -> TerminalStream:
+    """Return standard error, behind what is shown there."""
+    return _feet[-1].stream if _feet else TerminalStream(sys.stderr)
 
 
 @contextlib.contextmanager
 def status(text: str) -> Iterator[None]:
     """Show on a terminal, and nowhere else, what is waited for and since when, until it is over.
 
-    It gives way to the next display, to a result and to a question, and does not come back.
+    It comes back after the next display, and gives way to a result, a question and a training for good.
     """
-    give_way()
-    stream, began = TerminalStream(sys.stderr), time.monotonic()
+    stream, began = _terminal(), time.monotonic()
     if not stream.isatty():
         yield
         return
-    from rich.text import Text
 
     def lines(width: int, ascii_only: bool) -> list[Text]:
         seconds = time.monotonic() - began
-        return [Text(f"{text}  {clock(seconds)}" if seconds >= 2 else text, style="bright_black")]
+        line = bar_line(clean(text), None, clock(seconds) if seconds >= 2 else "", width, ascii_only)
+        line.stylize("not bold bright_black")
+        return [line]
 
-    _waiting.append(Foot(stream, lines).__enter__())
-    try:
+    with Foot(stream, lines):
         yield
-    finally:
-        give_way()
 
 
 class ReportProgress(Protocol):
@@ -276,9 +323,7 @@ def progress(what: str, total: int, *, unit: str = "images", every_seconds: floa
         last call. It may be called from any thread, as often as you like (about a microsecond), and out of order: the
         largest counts.
     """
-    give_way()
-    stream = TerminalStream(sys.stderr)
-    count = _Count(what, total, unit)
+    stream, count = _terminal(), _Count(what, total, unit)
     if stream.isatty():
         with Foot(stream, lambda width, ascii_only: [count.bar(width, ascii_only)]):
             yield count.advance
@@ -292,12 +337,12 @@ def progress(what: str, total: int, *, unit: str = "images", every_seconds: floa
             count.advance(done, total)
             if time.monotonic() - last >= every_seconds:
                 last = time.monotonic()
-                stream.write(count.line() + "\n")
+                _say(count.line())
 
         yield advance
         ended = count.line(ended=True)
-    stream.write(f"{ended}\n" if count.done or count.total else "")  # what there was none of is not told
-    stream.flush()
+    if count.done or count.total:  # what there was none of is not told
+        _say(ended)
 
 
 @contextlib.contextmanager
@@ -420,13 +465,13 @@ class Console:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._foot is not None:
             self._print_early(all=error is not None)
-            self._foot.__exit__(None, None, None)
+            self._foot.close()
             self._foot = None
         self._write(None)
 
     @property
     def is_live(self) -> bool:
-        """Whether this is a terminal, which has room for what a person needs at the moment."""
+        """Return whether this is a terminal, which has room for what a person needs at the moment."""
         return self._foot is not None
 
     def _print_early(self, *, all: bool = False) -> None:
@@ -468,8 +513,8 @@ class Console:
             words = describe_event(event, best=best, best_before=self._best, num_classes=classes and len(classes))
             if isinstance(event, Noticed) and self._early is not None and not event.is_warning:
                 self._early += words
-            elif not isinstance(event, Started) or event.step or event.attempt > 1:  # the head says the rest
-                self._foot.print(words[-1:] if isinstance(event, Started) else words, style)
+            else:
+                self._foot.print(words, style)
         elif (line := event_line(event, best=best, is_multi_label=self._is_multi_label)) is not None:
             is_partial = isinstance(event, ProbeProgress) and event.images < event.total
             every_seconds = self._every_seconds * (5 if is_partial else 1)

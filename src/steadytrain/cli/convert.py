@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text
-from steadytrain.cli.options import Json, WhichFlag
+from steadytrain.cli.options import Json, SizeFlag, WhichFlag, refuse_flags
 from steadytrain.errors import InputError
 from steadytrain.format import count
 
@@ -31,7 +30,7 @@ def convert(
     rgb_mean: str | None = None,
     rgb_std: str | None = None,
     bgr: bool = False,
-    size: Annotated[int | None, Parameter(name=("--size", "--img-size"), validator=Number(gte=1, lte=4096))] = None,
+    size: SizeFlag = None,
     data: Path | None = None,
     json: Json = False,
 ) -> None:
@@ -62,6 +61,8 @@ def convert(
     if output.suffix not in (".params", ".safetensors"):
         raise InputError(f"--output is {output}: it must end with .safetensors, or with -0000.params for MXNet")
     mean, std = read_colours("--rgb-mean", rgb_mean), read_colours("--rgb-std", rgb_std, above=0.0)
+    of_weights: dict[str, Any] = {"model": model, "data": data}
+    of_mxnet: dict[str, Any] = {"keep_graph": keep_graph, "rgb_mean": mean, "rgb_std": std, "bgr": bgr, "size": size}
     if symbol is not None and checkpoint.endswith(".json"):
         checkpoint, symbol = str(symbol), Path(checkpoint)
     from steadytrain.config.factories import checkpoint_format
@@ -73,13 +74,13 @@ def convert(
             raise InputError(
                 f"name the symbol whose parameters {checkpoint} belongs to: steady convert {checkpoint} SYMBOL -o OUT"
             )
+        refuse_flags("{} is for weights, and these are the states of an optimizer: drop it", **of_weights, **of_mxnet)
         num_arrays = conversion.convert_states(Path(checkpoint), symbol, output)
-        document: dict[str, Any] = {"files": [str(output)], "arrays": num_arrays}
-        _show(document, f"wrote {output}: the momentum of {count(num_arrays, 'parameter')}", json=json)
+        text = f"wrote {output}: the momentum of {count(num_arrays, 'parameter')}"
+        print_json({"files": [str(output)], "arrays": num_arrays}) if json else print_text(text)
         return
     if checkpoint_format(checkpoint) and output.suffix == ".safetensors":
-        if model is not None or data is not None:
-            raise InputError(f"{'--data' if model is None else '--model'} is for what goes to MXNet: drop it")
+        refuse_flags("{} is for what goes to MXNet: drop it", **of_weights)
         options: dict[str, Any] = {"keep_graph": keep_graph, "mean": mean, "std": std, "size": size, "bgr": bgr}
         converted = conversion.convert_from_mxnet(checkpoint, output, symbol=symbol, **options)
     elif output.suffix == ".params":
@@ -87,10 +88,9 @@ def convert(
 
         from steadytrain.export.export import CHECKED, open_samples
 
-        colours = {"--rgb-mean": mean, "--rgb-std": std, "--bgr": bgr}
-        altered: dict[str, Any] = {"SYMBOL": symbol, "--keep-graph": keep_graph, **colours, "--size": size}
-        if other := next((flag for flag, value in altered.items() if value), None):
-            raise InputError(f"{other} is for a checkpoint of MXNet that is read: drop it")
+        if symbol is not None:
+            raise InputError(f"{symbol} is for a checkpoint of MXNet that is read: drop it")
+        refuse_flags("{} is for a checkpoint of MXNet that is read: drop it", **of_mxnet)
         trained = restore(checkpoint, which=weights, model=model, device="cpu", precision="fp32", say=note)
         for line in trained.notes:
             note(line)
@@ -111,7 +111,7 @@ def convert(
         "compared_on": converted.compared_on,
         "input": plain,
     }
-    _show(document, _text(document), json=json)
+    print_json(document) if json else print_text(_text(document))
 
 
 def read_colours(flag: str, text: str | None, *, above: float = -1.0) -> tuple[float, ...] | None:
@@ -139,14 +139,7 @@ def _text(document: Mapping[str, Any]) -> str:
     )
     return (
         f"wrote {' '.join(document['files'])}\n"
-        f"{document['model']}: {document['classes']:,} classes, {document['values']:,} values{proof}\n"
+        f"{document['model']}: {count(document['classes'], 'class', 'classes')}, {document['values']:,} values{proof}\n"
         f"images: RGB, {input['size']} pixels, mean {numbers['mean']}, std {numbers['std']} of pixels from 0 to 255"
         " (MXNet: --rgb-mean, --rgb-std)"
     )
-
-
-def _show(document: Mapping[str, Any], text: str, *, json: bool) -> None:
-    if json:
-        print_json(document)
-    else:
-        print_text(text)

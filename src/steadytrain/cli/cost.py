@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, status
-from steadytrain.cli.options import Json
+from steadytrain.cli.options import Json, refuse_flags
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
 from steadytrain.format import count
@@ -62,9 +62,9 @@ def cost(
     from steadytrain.reports.costs import Question, costs_of, total_text
 
     if runs[:1] == ("prices",):
-        about_run = {"--price": price, "--instance": instance, "--target": target, "--what-if": what_if or None}
-        if given := [name for name, value in about_run.items() if value is not None]:
-            raise InputError(f"{given[0]} asks about a run, and steady cost prices lists prices: leave one of them out")
+        about_run = {"price": price, "instance": instance, "target": target, "what_if": what_if}
+        about_run |= {"interruptions": interruptions}
+        refuse_flags("{} asks about a run, and steady cost prices lists prices: leave one of them out", **about_run)
         _prices(runs[1:], refresh=refresh, cloud=cloud, region=region, json=json)
         return
     if refresh is not None:

@@ -16,11 +16,7 @@ MAX_COLUMNS = 100
 _COLOURS = {"bad": "1;31", "warn": "33", "note": "36"}
 
 
-def doctor(
-    *,
-    against: Path | None = None,
-    json: Json = False,
-) -> int:
+def doctor(*, against: Path | None = None, json: Json = False) -> int:
     """Check this machine: what slows training down or keeps it off the GPU, and what to do about it.
 
     Checks torch, its CUDA version and the driver, the GPUs, processors, memory, folders, decoders, settings and

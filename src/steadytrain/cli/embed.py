@@ -13,18 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json
-from steadytrain.cli.options import (
-    Json,
-    LabelColumn,
-    LabelsFlag,
-    NetworkOptions,
-    PathColumn,
-    Root,
-    SplitColumn,
-    ZipNames,
-)
+from steadytrain.cli.options import Json, NetworkOptions, PlaceOptions
 from steadytrain.errors import InputError
 from steadytrain.files import replacing
+from steadytrain.format import printable
 
 if TYPE_CHECKING:
     from steadytrain.training.loop.frozen import FrozenImages
@@ -39,12 +31,7 @@ def embed(
     /,
     *,
     out: Annotated[Path, Parameter(name=("--out", "-o"))],
-    root: Root = None,
-    labels: LabelsFlag = None,
-    path_column: PathColumn = None,
-    label_column: LabelColumn = (),
-    split_column: SplitColumn = None,
-    zip_names: ZipNames = None,
+    places: PlaceOptions = PlaceOptions(),  # noqa: B008 - frozen
     network: NetworkOptions = NetworkOptions(),  # noqa: B008 - frozen
     json: Json = False,
 ) -> None:
@@ -74,14 +61,11 @@ def embed(
     if not out.parent.is_dir():
         raise InputError(f"-o is {out}: there is no folder {out.parent}")
     table = out.with_suffix(".csv")
-    is_input = table.resolve() in (Path(path).resolve() for path in (data, labels) if path)
+    is_input = table.resolve() in (Path(path).resolve() for path in (data, places.labels) if path)
     # With an OUT.npy beside it, an OUT.csv is an earlier call's and may be replaced; alone, it is the user's.
     if not is_parquet and table.exists() and (is_input or not out.exists()):
         raise InputError(f"{table} is there, and -o {out} would replace it: choose another name")
-    places: dict[str, Any] = {"root": root, "labels": labels, "path_column": path_column}
-    places |= {"label_column": label_column, "split_column": split_column, "zip_names": zip_names}
-
-    with open_images(data, network, places) as images:
+    with open_images(data, network, vars(places)) as images:
         tables = [table.values for table in images.tables()]
         n, columns = shape = sum(map(len, tables)), tables[0].shape[1]
         (_write_parquet if is_parquet else _write_npy)(out, images, tables, shape)
@@ -100,7 +84,8 @@ def _write_npy(out: Path, images: FrozenImages, tables: Sequence[Any], shape: tu
         for block in _blocks(tables):
             file.write(block.astype("<f4", copy=False).tobytes())
         # In the same folder as the part, it takes its place together with it.
-        with part.with_name(out.with_suffix(".csv").name).open("w", newline="", encoding="utf-8") as table:
+        form: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}  # as files are named
+        with part.with_name(out.with_suffix(".csv").name).open("w", **form) as table:
             writer = csv.writer(table, lineterminator="\n")
             writer.writerow(["name", "label"])
             writer.writerows(zip(images.names(), _labels(images), strict=True))
@@ -131,7 +116,7 @@ def _write_parquet(out: Path, images: FrozenImages, tables: Sequence[Any], shape
     from pyarrow import parquet
 
     schema = pa.schema([("name", pa.string()), ("label", pa.string()), ("embedding", pa.list_(pa.float32(), shape[1]))])
-    names, labels = images.names(), _labels(images)
+    names, labels = map(printable, images.names()), map(printable, _labels(images))
     with replacing(out) as part, parquet.ParquetWriter(part, schema) as writer:
         for block in _blocks(tables):
             values = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), shape[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv as csv_module
+import os
 import re
 import shlex
 import sys
@@ -19,24 +20,25 @@ from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known, status
 from steadytrain.cli.convert import read_colours
-from steadytrain.cli.options import (
-    DeviceFlag,
-    Json,
-    LabelColumn,
-    LabelsFlag,
-    PathColumn,
-    Root,
-    SplitColumn,
-    WhichFlag,
-    ZipNames,
-    require_data,
-)
+from steadytrain.cli.options import DeviceFlag, Json, PlaceOptions, SizeFlag, WhichFlag, refuse_flags
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.data.filenames import is_image, is_pattern
 from steadytrain.errors import InputError, SteadyError, storage_errors
 from steadytrain.files import near_name, replace_file, replacing
-from steadytrain.format import clean, count, count_images, number, percent, rate, score_name, tells_top5, text_table
+from steadytrain.format import (
+    clean,
+    count,
+    count_images,
+    num_columns,
+    number,
+    pad,
+    percent,
+    rate,
+    score_name,
+    tells_top5,
+    text_table,
+)
 from steadytrain.run import Run
 
 if TYPE_CHECKING:
@@ -61,14 +63,7 @@ WeightsFlag = Annotated[
     ),
 ]
 ModelName = Annotated[str | None, Parameter(help="Name of the model, for files that do not say it.")]
-Size = Annotated[
-    int | None,
-    Parameter(
-        name=("--size", "--img-size"),
-        help="Side of the images, in pixels [default: as trained].",
-        validator=Number(gte=1, lte=4096),
-    ),
-]
+Size = Annotated[SizeFlag, Parameter(help="Side of the images, in pixels [default: as trained].")]
 ViewsFlag = Annotated[
     Literal["flip", "five-crop", "ten-crop"] | None,
     Parameter(help="Average over views of each image (test-time augmentation)."),
@@ -107,12 +102,7 @@ def evaluate(
     data: str | None = None,
     /,
     *,
-    root: Root = None,
-    labels: LabelsFlag = None,
-    path_column: PathColumn = None,
-    label_column: LabelColumn = (),
-    split_column: SplitColumn = None,
-    zip_names: ZipNames = None,
+    places: PlaceOptions = PlaceOptions(),  # noqa: B008 - frozen
     weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
@@ -175,14 +165,16 @@ def evaluate(
     from steadytrain.training.inference.trained import read_class_file
     from steadytrain.training.split import count_trained_on, group_others
 
-    columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
-    columns["zip_names"] = zip_names
-    require_data(data, "name them after the run", restrict=restrict, root=root, labels=labels, **columns)
-    altered: dict[str, object] = {"--restrict": restrict, "--size": size, "--tta": tta, "--per-image": per_image}
-    altered |= {"--rgb-mean": rgb_mean, "--rgb-std": rgb_std, "--prior": prior}
-    doing = "--calibrate fits a temperature to" if calibrate else "--limits measures"
-    if (calibrate or limits) and (other := next((flag for flag, value in altered.items() if value), None)):
-        raise InputError(f"{doing} the weights as they are, and no more: drop {other}")
+    if data is None:
+        nothing = "{} is about data, and none are named: name them after the run"
+        refuse_flags(nothing, restrict=restrict, **vars(places))
+    altered: dict[str, object] = {"restrict": restrict, "size": size, "tta": tta, "per_image": per_image}
+    altered |= {"rgb_mean": rgb_mean, "rgb_std": rgb_std, "prior": prior}
+    altered |= {"threshold": threshold, "abstain_at": abstain_at}
+    altered |= {"batch_size": batch_size} if limits else {}
+    if calibrate or limits:
+        doing = "--calibrate fits a temperature to" if calibrate else "--limits measures"
+        refuse_flags(f"{doing} the weights as they are, and no more: drop {{}}", **altered)
     if limits and (calibrate or data):
         raise InputError(f"--limits measures by the run's own images: drop {'--calibrate' if calibrate else data}")
     if per_image is not None:
@@ -213,8 +205,8 @@ def evaluate(
     opened, seen = None, None
     if data is not None or not calibrate:
         with progress_once_known(f"packing {data}", resumes=True) as advance:
-            options: dict[str, Any] = {"root": root, "labels": labels, "classes": mapping, "progress": advance}
-            opened = open_evaluation_data(trained, data, say=note, **options, **columns)
+            options: dict[str, Any] = {"classes": mapping, "say": note, "progress": advance}
+            opened = open_evaluation_data(trained, data, **vars(places), **options)
             if data is not None and (seen := count_trained_on(trained.path.parent, opened.records)):
                 note(f"{seen:,} of these {len(opened.records):,} images were trained on (the same file or bytes)")
     if calibrate:
@@ -235,8 +227,7 @@ def evaluate(
     else:
         groups = opened.groups
         if data is not None:
-            lookup = {"root": root, "labels": labels, **columns}
-            groups = group_others(trained.path.parent, opened.records, data, **lookup)
+            groups = group_others(trained.path.parent, opened.records, data, **vars(places))
         document = _class_figures(trained, result, None if judge is None else judge.threshold, groups)
     document |= {
         "seconds": seconds,
@@ -465,8 +456,8 @@ def predict(
         judge = open_judge(trained, abstain_at, say=note)
         if abstain_at is not None and (series := _parted_series(trained)):
             note(f"series: {series}")
-        names = max(len(clean(str(files.path(number)))) for number in range(len(files))) if is_text else 0
-        width = min(NAME_COLUMNS, max(len(clean(name)) for name in trained.classes))
+        names = max(num_columns(clean(str(files.path(number)))) for number in range(len(files))) if is_text else 0
+        width = min(NAME_COLUMNS, max(num_columns(clean(name)) for name in trained.classes))
         shown = min(top or (len(trained.classes) if trained.is_multi_label else 5), len(trained.classes))
         mapped = 0 if explain is None else shown if top or trained.is_multi_label else 1
         if explain is not None:
@@ -530,11 +521,7 @@ def _read_input() -> list[Path | bytes]:
     data = sys.stdin.buffer.read()
     if not data.strip():
         raise InputError("standard input is empty: a path on each line is expected, or the bytes of one image")
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return [data]
-    return [data] if "\0" in text else [Path(line) for line in text.splitlines() if line.strip()]
+    return [data] if b"\0" in data else [Path(line) for line in os.fsdecode(data).splitlines() if line.strip()]
 
 
 def _write_maps(folder: Path, number: str, result: Prediction) -> list[str]:
@@ -643,11 +630,11 @@ def _image_text(document: Mapping[str, Any], columns: int, width: int, *, is_alo
         error = clean(document["error"])
         return error if error.startswith(f"cannot read {name}: ") else f"{name}: {error}"
     if not document["classes"]:
-        return f"{name:{columns}}  {nothing}"
+        return f"{pad(name, columns)}  {nothing}"
     cells = [(percent(row["probability"], 1).rjust(7), clean(row["class"])) for row in document["classes"]]
     if is_alone:
         return "\n".join([name, *(f"  {share}  {label}" for share, label in cells)])
-    return f"{name:{columns}}{''.join(f' {share} {label:{width}}' for share, label in cells)}".rstrip()
+    return f"{pad(name, columns)}{''.join(f' {share} {pad(label, width)}' for share, label in cells)}".rstrip()
 
 
 def _evaluation_text(document: Mapping[str, Any], chosen: str) -> str:
@@ -745,7 +732,7 @@ def _worst_and_best(cells: Sequence[Sequence[str]], least: Sequence[int]) -> lis
     lines = text_table(cells, right=range(1, len(cells[0])), least=least).splitlines()
     if (more := len(cells) - 1 - MAX_CLASSES) > 0:
         half = MAX_CLASSES // 2
-        lines[half + 1 : -half] = [f"... {more} more (--json has them all)"]
+        lines[half + 1 : -half] = [f"... {more:,} more (--json has them all)"]
     return lines
 
 

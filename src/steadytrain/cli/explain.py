@@ -104,8 +104,8 @@ def brief_lines(recipe: Recipe, started: Started) -> list[str]:
     data, optim = started.data, recipe.optim
     test = f", {data['num_test']:,} to test at the end" if data.get("num_test") else ""
     val = f"{data['num_val']:,} to evaluate" if data["num_val"] else "none to evaluate"
-    noun = "labels" if data.get("multi_label") is True else "classes"
-    rows = {"data": f"{data['num_train']:,} to train on, {val}{test}, {len(data['classes']):,} {noun}"}
+    noun = ("label", "labels") if data.get("multi_label") is True else ("class", "classes")
+    rows = {"data": f"{data['num_train']:,} to train on, {val}{test}, {count(len(data['classes']), *noun)}"}
     rows |= {label: words for label, words in _model_rows(recipe, started) if label == "model"}
     device = clean(str(started.machine["device"]))
     if started.steps:
@@ -124,10 +124,10 @@ def _model_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     data, model = started.data, started.model
     source = "held out" if data["held_out"] else validation_name(recipe, data)
     val = f"{data['num_val']:,} to evaluate ({clean(source)})" if data["num_val"] else "no validation data"
-    is_multi_label = data.get("multi_label") is True
-    noun = "labels, several for each image" if is_multi_label else "classes"
+    several = "labels, several for each image"
+    noun = (several, several) if data.get("multi_label") is True else ("class", "classes")
     test = f"{data['num_test']:,} to test once, at the end, " if data.get("num_test") else ""
-    yield "data", f"{data['num_train']:,} to train on, {val}, {test}{len(data['classes']):,} {noun}"
+    yield "data", f"{data['num_train']:,} to train on, {val}, {test}{count(len(data['classes']), *noun)}"
     frozen = model["parameters"] - model["trainable"]
     pretrained = ", pretrained" if recipe.model.pretrained else ", from a weights file" if recipe.model.weights else ""
     yield (
@@ -158,13 +158,14 @@ def _update_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     parts = f" ({per_rank(shares)})" if shares else ""
     parts += "" if optim.accumulate == 1 else f" in {optim.accumulate} micro-batches"
     passes = recipe.budget.epochs or started.steps / started.steps_per_epoch
-    epochs = f"{passes:.4g} {'epoch' if passes == 1 else 'epochs'}"
+    epochs = f"{passes:.4g} epoch{'s' * (passes != 1)}"
     per_epoch, grown = f" of {started.steps_per_epoch:.4g} updates", ""
     if started.growth:
         growths = zip(parse_growth(optim.grow_batch), started.batches.stages[1:], strict=False)
         stages = [f", {stage.images:,} from epoch {growth.epoch:g}" for growth, stage in growths]
         per_epoch, grown = "", f"{''.join(stages)} (in micro-batches of the first size)"
-    yield "updates", f"{started.steps:,} of {started.batch_size} images{parts}{grown}: {epochs}{per_epoch}"
+    images = count(started.batch_size, "image")
+    yield "updates", f"{started.steps:,} of {images}{parts}{grown}: {epochs}{per_epoch}"
     parallel = recipe.parallel
     is_stale = parallel.engine == "async"
     momentum = f"momentum {optim.momentum:g}{' of each worker' * is_stale}"

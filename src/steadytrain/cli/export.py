@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, status
 from steadytrain.cli.evaluate import AcceptLicence, ModelName, PriorFlag, WeightsFlag
-from steadytrain.cli.options import DeviceFlag, Json, WhichFlag
+from steadytrain.cli.options import DeviceFlag, Json, WhichFlag, refuse_flags
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
@@ -78,6 +78,8 @@ def export(
         raise InputError(f"--{chosen[0]} and --{chosen[1]} exclude each other: drop one of them")
     if not 0 <= max_loss <= 100:
         raise InputError(f"--max-loss is {max_loss:g}; it must be from 0 to 100 points")
+    if not chosen:
+        refuse_flags("{} judges --int8, --fp16 or --bf16: add one of them, or drop it", images=images)
     from steadytrain.export.export import export_model, kind_of
     from steadytrain.training.inference.trained import find_pretrained
 
@@ -101,10 +103,7 @@ def export(
             prior=prior,
             say=note,
         )
-    if json:
-        print_json(asdict(result) | {"path": str(result.path)})
-    else:
-        print_text(_text(result))
+    print_json(asdict(result) | {"path": str(result.path)}) if json else print_text(_text(result))
     if not result.is_kept:
         note(f"{result.path} was not kept: {result.reason}")
     return int(not result.is_kept)

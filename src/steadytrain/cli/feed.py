@@ -10,17 +10,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, progress_once_known, status
-from steadytrain.cli.options import (
-    Json,
-    LabelColumn,
-    LabelsFlag,
-    PathColumn,
-    Root,
-    SecondsFlag,
-    SizeFlag,
-    SplitColumn,
-    ZipNames,
-)
+from steadytrain.cli.options import Json, PlaceOptions, SecondsFlag, SizeFlag, refuse_flags
 from steadytrain.config import Data
 from steadytrain.config.transforms import Transform, parse_transforms, split_transforms
 from steadytrain.errors import InputError
@@ -41,12 +31,7 @@ def feed(
     data: str,
     /,
     *,
-    root: Root = None,
-    labels: LabelsFlag = None,
-    path_column: PathColumn = None,
-    label_column: LabelColumn = (),
-    split_column: SplitColumn = None,
-    zip_names: ZipNames = None,
+    places: PlaceOptions = PlaceOptions(),  # noqa: B008 - frozen
     size: SizeFlag = None,
     augment: Augment = "auto",
     transforms: str | None = None,
@@ -85,6 +70,8 @@ def feed(
     chosen = _transforms_of(transforms, evaluation=evaluation)
     if show is not None and show.suffix.lower() != ".png":
         raise InputError(f"--show is {show}: it must end with .png")
+    if show is not None:
+        refuse_flags("{} prints what is measured, and --show writes a picture instead: drop one of them", json=json)
     from steadytrain.data.loader import ImageLoader, measure, packed_side
     from steadytrain.data.packing.prepare import prepare
     from steadytrain.data.recordio.card import record_files
@@ -94,8 +81,7 @@ def feed(
     only: Literal["val"] | None = "val" if evaluation else None
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         options: dict[str, Any] = {"only": only, "shorter_side": side, "say": note, "progress": advance}
-        options |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
-        prepared = prepare(data, root=root, labels=labels, zip_names=zip_names, **options)
+        prepared = prepare(data, **vars(places), **options)
     with Records.open(prepared.only(only or "train")) as records:
         records.require_images(note)
         crop = _training_crop(records, size, augment)
@@ -136,10 +122,8 @@ def feed(
             **vars(measured.steady),
             **({"transforms": speeds} if speeds else {}),
         }
-    if json:
-        print_json(document)
-    else:
-        print_text(_text(document, measured.steady, shutil.get_terminal_size().columns))
+    columns = shutil.get_terminal_size().columns
+    print_json(document) if json else print_text(_text(document, measured.steady, columns))
 
 
 SHOWN_IMAGES = 32
@@ -178,13 +162,7 @@ def _augmentation(
 
 
 def _write_grid(
-    path: Path,
-    records: Records,
-    crop: Crop,
-    transforms: tuple[Transform, ...],
-    *,
-    evaluation: bool,
-    work: str,
+    path: Path, records: Records, crop: Crop, transforms: tuple[Transform, ...], *, evaluation: bool, work: str
 ) -> None:
     """Write the first images of the stream as the model will see them."""
     from steadytrain.data.loader import ImageLoader
@@ -243,12 +221,12 @@ def _training_crop(records: Records, size: int | None, augment: Augment) -> Crop
 
 def _text(document: dict[str, Any], steady: Speed, width: int) -> str:
     num_bytes, first_pass = document["bytes"], document["first_pass"]
-    image = f"{num_bytes / document['n'] / 1000:.1f} kB per image"
+    images = f"{count(document['n'], 'image')}, {bytes_text(num_bytes)}, {num_bytes / document['n'] / 1000:.1f} kB"
     threads = f"{count(document['threads'], 'thread')} on {count(document['cores'], 'core')}"
     speed = f"{rate(steady.images_per_second)} images/s, {rate(steady.images_per_second_per_thread)} per thread,"
     speed += f" {steady.bytes_per_second / 1e6:,.1f} MB/s read"
     lines = [
-        *wrap(f"{document['data']}: {document['n']:,} images, {bytes_text(num_bytes)}, {image}", width, "", "  "),
+        *wrap(f"{document['data']}: {images} per image", width, "", "  "),
         *wrap(f"{document['work']}; batches of {document['batch_size']}, {threads}", width, "", "  "),
         "",
         *wrap(f"{speed}; first batch after {document['first_batch_seconds']:.2f} s", width, "", "  "),

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import RepeatedFlag, WorkersFlag
 from steadytrain.errors import InputError
-from steadytrain.format import number, size
+from steadytrain.format import count, number, size, text_table
 
 if TYPE_CHECKING:
     from steadytrain.cli.console import ReportProgress
@@ -52,7 +52,7 @@ def fetch(
         steady fetch caltech256 -o data/caltech256 --shorter-side 256
     """
     if name is None:
-        if output or mirror or force:
+        if output or mirror or force or workers or shorter_side:
             raise InputError("no data set named: steady fetch NAME (steady fetch alone lists them)")
         _print_catalogue(json=json)
         return
@@ -70,7 +70,7 @@ def fetch(
             say=note,
         )
     if json:
-        print(json_module.dumps([{"path": str(f.path), **json_module.loads(f.card.to_json())} for f in files]))
+        print_json([{"path": str(f.path), **json_module.loads(f.card.to_json())} for f in files])
     else:
         print_text("\n".join(_line(file) for file in files))
 
@@ -97,14 +97,13 @@ class _Fetched:
 
 def _line(file: PackedFile) -> str:
     card = file.card
-    classes = f"{len(card.classes):,} classes"
-    return f"{file.path}: {card.num_images:,} images of {classes}, {size(card.bytes)}, sha256 {card.digest[:12]}"
+    images, classes = count(card.num_images, "image"), count(len(card.classes), "class", "classes")
+    return f"{file.path}: {images} of {classes}, {size(card.bytes)}, sha256 {card.digest[:12]}"
 
 
 def _print_catalogue(*, json: bool) -> None:
     """List the data sets."""
     from steadytrain.data.fetching.catalogue import catalogue
-    from steadytrain.format import text_table
 
     sets = list(catalogue().values())
     if json:

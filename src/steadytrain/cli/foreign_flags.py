@@ -276,7 +276,7 @@ def _policy(word: str, values: Sequence[str]) -> str | None:
         return ours
     parsed = dict[str, str]()
     for section in sections:
-        match = re.fullmatch(r"(m|mstd|n|p|inc|w|d)([0-9.]+)", section)
+        match = re.fullmatch(r"(m|mstd|n|p|inc|w|d)([0-9]*\.?[0-9]+)", section)
         if match is None:
             raise InputError(
                 f"the part {section!r} of {text!r} has no counterpart here: leave it out (docs: augmentation)"

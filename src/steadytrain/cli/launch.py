@@ -20,7 +20,7 @@ from steadytrain.config.strangers import PATH_KEYS
 from steadytrain.doctor.collect import places
 from steadytrain.errors import InputError
 from steadytrain.files import read_text
-from steadytrain.format import count
+from steadytrain.format import count, whole_number
 
 if TYPE_CHECKING:
     from steadytrain.launch import Job
@@ -85,9 +85,10 @@ def launch(
     values = {key: value for key, value in values.items() if value is not None}
     if nodes is not None:
         least, colon, most = nodes.partition(":")
-        if not all(part.isdigit() for part in (least, most if colon else least)):
+        numbers = [whole_number(part) for part in (least, most if colon else least)]
+        if None in numbers:
             raise InputError(f"--nodes is {nodes!r}; it must be a number, or two with a colon: --nodes 2:4")
-        values |= {"nodes": int(most or least), "least": int(least) if colon else None}
+        values |= {"nodes": numbers[1], "least": numbers[0] if colon else None}
     if hosts is not None:
         values["hosts"] = read_hosts_file(hosts)
     for assignment in env:
@@ -127,7 +128,7 @@ def launch(
     code, answer = submit(described, plan, folder, note)
     if is_submitted and json:
         files = [str(folder / file.name) for file in plan.files]
-        print(json_module.dumps({**about, "files": files, "answer": answer}))
+        print_json({**about, "files": files, "answer": answer})
     elif is_submitted:
         print_text(answer)
     if is_submitted:  # they are about a job that there now is

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -75,8 +74,7 @@ def models(
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print_pages(_table(rows, counted is not None, columns))
     for remark in _legend(rows, counted is not None):
-        for line in textwrap.wrap(remark, columns or len(remark)):
-            note(line)
+        note(remark)
 
 
 def _row(entry: Entry, counted: Mapping[str, ModelCounts] | None) -> dict[str, Any]:

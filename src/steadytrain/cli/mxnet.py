@@ -17,7 +17,7 @@ from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import TrainingOptions
 from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError
-from steadytrain.format import count
+from steadytrain.format import count, whole_number
 from steadytrain.interop.mxnet.flags import Translated
 from steadytrain.interop.mxnet.tools import im2rec_values, translate
 
@@ -25,11 +25,7 @@ OURS = ("--dry-run", "--mxnet-log", "--json", "--force")
 """Flags that the old tools did not have."""
 
 
-def mxnet(
-    program: str,
-    /,
-    *words: Annotated[str, Parameter(allow_leading_hyphen=True, converter=convert)],
-) -> int:
+def mxnet(program: str, /, *words: Annotated[str, Parameter(allow_leading_hyphen=True, converter=convert)]) -> int:
     """Run a command line of MXNet 1.9.1's image-classification tools: train_imagenet, fine-tune, im2rec, ...
 
     Each old flag is shown with what it has become, then the new command, which is run. With --dry-run nothing is run,
@@ -119,10 +115,10 @@ def _write_lists(values: dict[str, Any], *, json: bool) -> None:
 
 def _num_workers() -> int:
     """Return how many processes train together, as a launcher of either kind says."""
-    number = os.environ.get("DMLC_NUM_WORKER", "1")
-    if not number.isdecimal():
-        raise InputError(f"DMLC_NUM_WORKER is {number!r}; it must be a whole number of workers")
-    return max(world_from_environment(os.environ).size, int(number))
+    text = os.environ.get("DMLC_NUM_WORKER", "1")
+    if (number := whole_number(text)) is None:
+        raise InputError(f"DMLC_NUM_WORKER is {text!r}; it must be a whole number of workers")
+    return max(world_from_environment(os.environ).size, number)
 
 
 def _trained(command: Sequence[str]) -> Sequence[str]:

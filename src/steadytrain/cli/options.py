@@ -34,17 +34,10 @@ from steadytrain.format import few
 from steadytrain.run import MAX_REPEATS, Run
 
 Json = Annotated[bool, Parameter(help="Print one JSON document.")]
-Root = Annotated[str | None, Parameter(help=flag_help("data.root"))]
-LabelsFlag = Annotated[str | None, Parameter(help=flag_help("data.labels"))]
-PathColumn = Annotated[str | None, Parameter(help=flag_help("data.path_column"))]
 GroupBy = Annotated[str | None, Parameter(name=("--group-by", "--group"))]
-LabelColumn = Annotated[tuple[str, ...], Parameter(consume_multiple=False, help=flag_help("data.label_column"))]
-SplitColumn = Annotated[str | None, Parameter(help=flag_help("data.split_column"))]
-ZipNames = Annotated[str | None, Parameter(help=flag_help("data.zip_names"))]
 DeviceFlag = Annotated[str, Parameter(help="auto, cpu, cuda, cuda:1, or mps (a Mac's GPU).")]
 WhichFlag = Annotated[
-    Literal["best", "last"],
-    Parameter(help="Which of a run's weights: the best on the validation images, or the last."),
+    Literal["best", "last"], Parameter(help="Which of a run's weights: the best on the validation images, or the last.")
 ]
 RepeatedFlag = Annotated[tuple[str, ...], Parameter(consume_multiple=False)]
 """A flag that may be given several times, such as ``--set KEY=VALUE``."""
@@ -87,6 +80,19 @@ if TYPE_CHECKING:
     RecipeFlags = Mapping[str, Any]
 else:
     RecipeFlags = TypedDict("RecipeFlags", {name: _flag_type(*known) for name, known in FLAGS.items()}, total=False)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions:
+    """The flags that say where images and their labels are, where the data do not."""
+
+    root: Annotated[str | None, Parameter(help=flag_help("data.root"))] = None
+    labels: Annotated[str | None, Parameter(help=flag_help("data.labels"))] = None
+    path_column: Annotated[str | None, Parameter(help=flag_help("data.path_column"))] = None
+    label_column: Annotated[RepeatedFlag, Parameter(help=flag_help("data.label_column"))] = ()
+    split_column: Annotated[str | None, Parameter(help=flag_help("data.split_column"))] = None
+    zip_names: Annotated[str | None, Parameter(help=flag_help("data.zip_names"))] = None
 
 
 NETWORK = Parameter(group=Group("The network that computes the features", sort_key=1))
@@ -413,10 +419,16 @@ def require_trackers(options: TrainingOptions) -> None:
         find_trackers(str(track))
 
 
-def require_data(data: str | None, remedy: str, **flags: object) -> None:
-    """Refuse flags that describe data where none are named; ``remedy``: how to name them. Raises InputError."""
-    if data is None and (name := next((name for name, value in flags.items() if value), None)):
-        raise InputError(f"--{name.replace('_', '-')} is about data, and none are named: {remedy}")
+def refuse_flags(message: str, **flags: object) -> None:
+    """Refuse the first of these flags that is given, as it would do nothing; in the message ``{}`` stands for it.
+
+    Raises:
+        InputError: one is given.
+
+    >>> refuse_flags("{} is about data, and none are named", root=None, label_column=())
+    """
+    if name := next((name for name, given in flags.items() if not (given in (None, ()) or given is False)), None):
+        raise InputError(message.replace("{}", f"--{name.replace('_', '-')}"))
 
 
 def require_run_model(model: str | None, trained: Sequence[str]) -> None:

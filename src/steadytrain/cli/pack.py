@@ -12,17 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import note, print_text, progress_once_known
-from steadytrain.cli.options import (
-    GroupBy,
-    LabelColumn,
-    PathColumn,
-    RepeatedFlag,
-    Root,
-    SplitColumn,
-    WorkersFlag,
-    ZipNames,
-)
+from steadytrain.cli.console import note, print_json, print_text, progress_once_known
+from steadytrain.cli.options import GroupBy, PlaceOptions, RepeatedFlag, WorkersFlag
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError
 from steadytrain.format import clean, count
@@ -39,8 +30,7 @@ MAX_REJECTED = 20
 
 def pack(
     *places: Annotated[str, Parameter(name="SOURCE... OUT", required=True)],
-    root: Root = None,
-    labels: str | None = None,
+    lookup: PlaceOptions = PlaceOptions(),  # noqa: B008 - frozen
     classes: str | None = None,
     only: RepeatedFlag = (),
     exclude: RepeatedFlag = (),
@@ -48,10 +38,6 @@ def pack(
     train_per_class: int | None = None,
     seed: int = 0,
     group: GroupBy = None,
-    path_column: PathColumn = None,
-    label_column: LabelColumn = (),
-    split_column: SplitColumn = None,
-    zip_names: ZipNames = None,
     identical: Literal["near", "pixels", "bytes"] = "near",
     shards: int | None = None,
     shorter_side: int | None = None,
@@ -77,7 +63,6 @@ def pack(
             WebDataset shards (shards-{000..010}.tar); idx or CIFAR files; a .rec. Several are merged. The last
             argument is the output: OUT.rec, OUT.idx, OUT.json and OUT.lst; OUT-train.rec and so on for splits. Any of
             them may be a URI, such as s3://bucket/photos (docs: storage).
-        labels: A file of labels (CSV, ImageNet's ground truth) for images without folders.
         classes: Use the class list of this card (.json), in its order: for validation data, the training set's.
         only: Keep only the classes named (--only cat --only dog).
         exclude: Leave out this class; may be given several times.
@@ -131,18 +116,13 @@ def pack(
 
     request = PackRequest(
         sources=tuple(sources),
-        root=root,
-        labels=labels,
+        root=lookup.root,
+        labels=lookup.labels,
         classes=None if classes is None else read_classes(classes),
         group=group,
-        columns=ColumnNames.of(path_column, label_column, split_column, zip_names),
+        columns=ColumnNames.of(lookup.path_column, lookup.label_column, lookup.split_column, lookup.zip_names),
         selection=Selection(
-            only,
-            exclude,
-            val_fraction=val_fraction,
-            train_per_class=train_per_class,
-            seed=seed,
-            identical=identical,
+            only, exclude, val_fraction=val_fraction, train_per_class=train_per_class, seed=seed, identical=identical
         ),
         settings=PackSettings(
             shorter_side=shorter_side,
@@ -179,8 +159,8 @@ def pack(
     store = ObjectPlace.parse(out) if is_uri(out) else None
     names = [str(file.path if store is None else store.sibling(file.path.name)) for file in packed]
     if json:
-        cards = [{"path": name, **json_module.loads(f.card.to_json())} for f, name in zip(packed, names, strict=True)]
-        print(json_module.dumps(cards))
+        cards = zip(names, (json_module.loads(file.card.to_json()) for file in packed), strict=True)
+        print_json([{"path": name, **card} for name, card in cards])
     elif is_shared:
         print_text("\n".join(clean(line) for line in _shards_summary(packed)))
     else:
@@ -214,7 +194,7 @@ def _shards_summary(packed: Sequence[PackedFile]) -> Iterator[str]:
         if len(files) > 1:
             name = f"{stem}-{{00000..{len(files) - 1:05}}}{name[-number + len('-00000') :]}"
         images, size = (sum(getattr(file.card, field) for file in files) for field in ("num_images", "bytes"))
-        yield f"{name}: {images:,} images, {bytes_text(size)}"
+        yield f"{name}: {count(images, 'image')}, {bytes_text(size)}"
     if num_rejected := sum(len(file.card.rejected) for file in packed):
         yield f"  left out  {num_rejected:,}, because they cannot be used: the .json of each file names them"
 
@@ -222,12 +202,12 @@ def _shards_summary(packed: Sequence[PackedFile]) -> Iterator[str]:
 def _summary(packed: PackedFile, name: str) -> Iterator[str]:
     """Yield what a person wants to know of one file."""
     card = packed.card
-    yield f"{name}: {card.num_images:,} images, {bytes_text(card.bytes)}, sha256 {card.digest[:12]}"
+    yield f"{name}: {count(card.num_images, 'image')}, {bytes_text(card.bytes)}, sha256 {card.digest[:12]}"
     if len(card.classes) > MAX_CLASSES:
         yield f"  classes   {len(card.classes):,}, of {min(card.counts):,} to {max(card.counts):,} images"
     elif card.classes:
         counts = zip(card.classes, card.counts, strict=True)
-        yield f"  classes   {len(card.classes)}: {', '.join(f'{name} {count:,}' for name, count in counts)}"
+        yield f"  classes   {len(card.classes)}: {', '.join(f'{name} {n:,}' for name, n in counts)}"
     else:
         names = ", ".join(card.label_names[:MAX_CLASSES]) + ", ..." * (len(card.label_names) > MAX_CLASSES)
         yield f"  labels    vectors of {card.label_width}{f': {names}' if names else ''}"
@@ -235,7 +215,7 @@ def _summary(packed: PackedFile, name: str) -> Iterator[str]:
     is_one_size = (low, narrow) == (high, wide)
     sides = "" if is_one_size else f"{narrow} to {wide} wide, {low} to {high} high, median "
     yield f"  pixels    {sides}{medium} x {middle}"
-    formats = ", ".join(f"{count:,} {name}" for name, count in card.encodings.items())
+    formats = ", ".join(f"{n:,} {name}" for name, n in card.encodings.items())
     yield f"  stored    {formats}; {card.kept:,} byte for byte"
     if card.mean:
         mean, std = ("(" + ", ".join(f"{value:.4f}" for value in values) + ")" for values in (card.mean, card.std))

@@ -136,25 +136,8 @@ def describe_event(
         best_before: the best evaluation, named when the run ends.
     """
     match event:
-        case Started():
-            model, data, machine = event.model, event.data, event.machine
-            parts = [clean(str(model.get("name", "?")))]
-            if "parameters" in model:
-                parts.append(f"{model['parameters']:,} parameters")
-            if "device" in machine:
-                parts.append(f"on {machine['device']} {machine.get('precision', '')}".rstrip())
-            if (ranks := machine.get("ranks", 1)) > 1:
-                parts.append(f"{ranks} ranks")
-            if "num_train" in data:
-                val = f" + {data['num_val']:,}" if data.get("num_val") else ""
-                parts.append(f"{data['num_train']:,}{val} images")
-            if "classes" in data:
-                parts.append(f"{len(data['classes']):,} {'labels' if data.get('multi_label') else 'classes'}")
-            grown = f" to {event.batches.stages[-1].images:,}" if event.growth else ""
-            parts.append(f"{event.steps:,} steps of {event.batch_size}{grown}" if event.steps else "a probe")
-            if event.step or event.attempt > 1:
-                parts.append(f"attempt {event.attempt}: on from step {event.step:,}")
-            return parts
+        case Started(step=step, attempt=attempt):  # the head of the command says the rest
+            return [f"attempt {attempt}: on from step {step:,}"] if step or attempt > 1 else []
         case Evaluated():
             parts = [f"epoch {round(event.epoch, 1):g}" if event.step else "probe"]
             if event.mean_ap is not None:
@@ -190,7 +173,7 @@ def describe_event(
             ]
         case Resumed():
             parts = [f"going on after {clock(event.seconds_away)}"]
-            parts.append(f"{event.images_repeated:,} images are trained on again")
+            parts.append(f"{count(event.images_repeated, 'image')} trained on again")
             if event.ranks != event.ranks_before:
                 parts.append(f"{event.ranks} ranks, {event.ranks_before} before")
             return parts

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter, convert
 
 from steadytrain.cli.console import confirmed, note, print_json, print_text, status
-from steadytrain.cli.options import Json, require_run_model
+from steadytrain.cli.options import Json, refuse_flags, require_run_model
 from steadytrain.cli.watch import serve_page
 from steadytrain.config.plain import plain
 from steadytrain.errors import FailedError, InputError, SteadyError
@@ -149,10 +149,7 @@ def _clean(rows: Sequence[RunRow], *, is_chosen: bool, yes: bool, json: bool) ->
         note(f"nothing to clean up{why}")
         return
     table = text_table([["run", "status", "bytes", "what goes"], *lines])
-    if json:
-        note(table)
-    else:
-        print_text(table)
+    note(table) if json else print_text(table)
     question = f"remove {total} of {count(len(removals), 'run')}, for good?"
     if not (answer := yes or confirmed(question)):
         if answer is None:
@@ -217,7 +214,7 @@ def report(
     from steadytrain.reports.tables import markdown, to_json, to_text
 
     if serve or port is not None:
-        if len(runs) > 1 or compare or json or to is not None or output is not None:
+        if len(runs) > 1 or compare or json or follow or force or to is not None or output is not None:
             raise InputError("--serve takes one folder of runs, --port and --seconds: steady report --serve runs/")
         folder = Path(runs[0] if runs else RUNS)
         if not folder.is_dir():
@@ -231,17 +228,16 @@ def report(
     if compare:
         from steadytrain.reports.comparison import compare as compare_two
 
-        if len(runs) != 2 or output is not None:
+        if len(runs) != 2 or follow or force or to is not None or output is not None:
             raise InputError("--compare takes two runs and writes no file: steady report runs/a runs/b --compare")
         compared = compare_two(*runs)
-        if json:
-            print_json({**plain(compared), "verdict": compared.verdict})
-        else:
-            print_text(f"{compared.verdict}\n{compared.details}")
+        document = {**plain(compared), "verdict": compared.verdict}
+        print_json(document) if json else print_text(f"{compared.verdict}\n{compared.details}")
         return
     if follow and to is None:
         raise InputError("--follow needs --to: steady report RUN --to tensorboard --follow")
     if to is not None:
+        refuse_flags("--to sends runs, and prints nothing: leave {} out", output=output, json=json, force=force)
         _send(runs, to, follow)
         return
     path = None if output == "-" or (json and output is None) else Path(output or "report.html")
@@ -314,7 +310,7 @@ def diagnose(
     """
     from steadytrain.monitor import diagnose as diagnose_run
     from steadytrain.reports.files import find
-    from steadytrain.reports.verdict import verdict_short, verdict_text
+    from steadytrain.reports.verdict import verdict_text
 
     if not runs:
         raise InputError("no run named: steady diagnose runs/a, or a folder of runs: steady diagnose runs/")
@@ -344,10 +340,7 @@ def diagnose(
         is_single = len(runs) == 1 and Run.is_run(runs[0])
         print_json(documents[0] if is_single else {"runs": documents})
     else:
-        texts = [
-            verdict_text(diagnosis, name) if all or not _is_short(diagnosis) else verdict_short(diagnosis, name)
-            for name, diagnosis in diagnoses
-        ]
+        texts = [verdict_text(found, name, is_short=not all and _is_short(found)) for name, found in diagnoses]
         print_text("\n\n".join(texts))
         if not (all or probe) and any(_is_short(diagnosis) for _, diagnosis in diagnoses):
             note("a short run: --all shows the evidence and the other causes")

@@ -19,6 +19,7 @@ from steadytrain.cli.options import (
     SecondsFlag,
     SizeFlag,
     read_recipe,
+    refuse_flags,
     require_alone,
 )
 from steadytrain.cli.options import DeviceFlag as DeviceName
@@ -102,10 +103,13 @@ def scale(
         steady scale --model resnet20 --procs 2 --json
         steady scale one-gpu.log eight-gpus.log
     """
+    of_measuring: dict[str, object] = {"model": model, "batch_size": batch_size, "size": size, "precision": precision}
+    of_measuring |= {"procs": procs}
+    of_forecast = {"link": link, "per_machine": per_machine, "local_link": local_link, "loader_rate": loader_rate}
+    of_forecast |= {"spread": spread, "price": price, "epochs": epochs, "num_train": num_train}
     if len(sources) > 1:
-        flags = {"--model": model, "--link": link, "--procs": procs, "--measured": measured}
-        if extra := [name for name, value in flags.items() if value is not None]:
-            raise InputError(f"{extra[0]} belongs to a prediction, and {len(sources)} runs are compared: leave it out")
+        flags = {**of_measuring, **of_forecast, "measured": measured}
+        refuse_flags(f"{{}} belongs to a prediction, and {len(sources)} runs are compared: leave it out", **flags)
         return _compare(sources, json=json)
     source = sources[0] if sources else None
     require_alone("steady scale")
@@ -113,6 +117,9 @@ def scale(
 
     between, within = (None if name is None else parse_link(name) for name in (link, local_link))
     if measured is not None:
+        if source is not None:
+            raise InputError(f"--measured {measured} measures nothing, and {source} is named: leave one of them out")
+        refuse_flags("--measured measures nothing: leave {} out", **of_measuring)
         document = read_document(measured)
     else:
         if procs is None and (num_gpus := len(facts.accelerators())) > 1:
@@ -143,10 +150,7 @@ def scale(
     if epochs is not None and not document["num_train"]:
         raise InputError("--epochs needs the number of images: give --num-train or data")
     forecast(document, one_device, cluster, devices)
-    if json:
-        print_json(document)
-    else:
-        print_text(to_text(document, shutil.get_terminal_size().columns))
+    print_json(document) if json else print_text(to_text(document, shutil.get_terminal_size().columns))
     return 0
 
 
@@ -157,10 +161,7 @@ def _compare(sources: Sequence[str], *, json: bool) -> int:
     document, remarks = compare_runs(sources)
     for remark in remarks:
         note(remark)
-    if json:
-        print_json(document)
-    else:
-        print_text(to_text(document))
+    print_json(document) if json else print_text(to_text(document))
     return 0
 
 

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, progress
-from steadytrain.cli.options import RECIPES, TrainingOptions
+from steadytrain.cli.options import RECIPES, TrainingOptions, refuse_flags
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import SMALL, apply_changes, fit_to_data, usual_recipe
 from steadytrain.config.timeline import Timeline
@@ -67,6 +67,8 @@ def schedule(
     """
     from steadytrain.reports.schedule import forecast, lines, panels
 
+    of_runs = ("repeats", "budget_minutes", "fetch_models", "probe", "explain", "mxnet_log")
+    refuse_flags("steady schedule trains no run: leave {} out", **{name: getattr(options, name) for name in of_runs})
     if output is not None:
         require_picture(output, force=force)
     if find_lr:
@@ -85,10 +87,7 @@ def schedule(
         grown = f" to {largest:,}" if largest != recipe.batch_size else ""
         about = f"{shown.steps:,} updates of {recipe.batch_size:,}{grown} images; {shown.words}"
         draw(output, panels(shown), f"Schedule of {recipe.model.name}", about, force=force)
-    if options.json:
-        print_json(asdict(shown))
-    else:
-        print_text("\n".join(lines(shown)))
+    print_json(asdict(shown)) if options.json else print_text("\n".join(lines(shown)))
 
 
 def _find_rate(

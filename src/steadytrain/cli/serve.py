@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +25,7 @@ from steadytrain.cli.evaluate import (
     restore_weights,
     with_input,
 )
-from steadytrain.cli.options import DeviceFlag, WhichFlag
+from steadytrain.cli.options import DeviceFlag, WhichFlag, refuse_flags
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from steadytrain.export.serve import ServeSettings, Service
     from steadytrain.training import Trained
 
+HOST, PORT, IMAGE = "127.0.0.1", 8000, "steady-serve:latest"
 _LIBRARIES = {"prometheus_client": "prometheus-client", "python_multipart": "python-multipart"}
 
 
@@ -43,8 +43,8 @@ def serve(
     place: WeightsFlag,
     /,
     *,
-    host: str = "127.0.0.1",
-    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8000,
+    host: str = HOST,
+    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = PORT,
     max_batch: int | None = None,
     max_wait_ms: float = 5.0,
     threads: Annotated[int | None, Parameter(name=("--threads", "-j"))] = None,
@@ -69,7 +69,7 @@ def serve(
     device: DeviceFlag = "auto",
     accept_licence: AcceptLicence = False,
     write: Path | None = None,
-    image: str = "steady-serve:latest",
+    image: str = IMAGE,
 ) -> None:
     """Answer HTTP requests for predictions: POST /predict, a page to drop pictures on, health and metrics.
 
@@ -141,8 +141,10 @@ def serve(
         return with_input(trained, size, None)[0]
 
     if not re.fullmatch(r"[A-Za-z0-9_.:/@-]+", image):
-        raise InputError(f"--image is {image!r}; it must be the name of an image, such as steady-serve:latest")
-    if write is not None:
+        raise InputError(f"--image is {image!r}; it must be the name of an image, such as {IMAGE}")
+    if write is None:
+        refuse_flags("{} names the image of a container: add --write FOLDER, or drop it", image=image != IMAGE)
+    else:
         from steadytrain.export.containers import write as write_files
 
         if pretrained is not None:
@@ -151,13 +153,16 @@ def serve(
             raise InputError("--classes names a file that the container has not: export the model with it first")
         if prior not in (None, "training", "uniform"):
             raise InputError("--prior names a file that the container has not: export the model with it first")
+        own = "{} is not for a container, whose server listens on 0.0.0.0:8000: drop it, and map that (docker run -p)"
+        refuse_flags(own, host=host != HOST, port=port != PORT)
         flags = {"--model": model, "--size": size, "--precision": precision, "--threads": threads, "--prior": prior}
+        flags |= {"--device": None if device == "auto" else device}
         words = _flags(settings, flags)
         for path in write_files(write, load().path, image=image, words=words, grace_seconds=grace_seconds):
             print(path)
         note(f"build the image: docker build -t {shlex.quote(image)} {shlex.quote(str(write))}")
         return
-    with listen(host, port) as listener, ExitStack() as shown:
+    with listen(host, port) as listener:
         address = f"[{host}]" if ":" in host else host
         url = f"http://{address}:{listener.getsockname()[1]}/"
         if not settings.token and host not in ("127.0.0.1", "localhost", "::1"):
@@ -168,12 +173,8 @@ def serve(
             print_text(url)
             note(ready_line(service))
 
-        def load_shown() -> Trained:
-            trained = load()
-            shown.enter_context(status("measuring batches"))
-            return trained
-
-        num_cut = serve_model(load_shown, settings, listener, on_ready=announce)
+        with status("loading, and measuring batches"):
+            num_cut = serve_model(load, settings, listener, on_ready=announce)
     late = f"{count(num_cut, 'request')} had no answer after --grace-seconds {grace_seconds:g}"
     note(f"stopped: {late if num_cut else 'pending requests were answered'}")
 

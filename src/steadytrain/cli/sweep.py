@@ -6,7 +6,6 @@ import json as json_module
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,6 +21,7 @@ from steadytrain.cli.options import (
     key_of,
     parse_setting,
     read_table,
+    refuse_flags,
     require_trackers,
 )
 from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for, require_device
@@ -134,32 +134,20 @@ def sweep(
         return 0
     shown = f"training; steady report --serve {shlex.quote(str(folder))} shows how far each run is"
     try:
-        with ExitStack() as waiting:
-
-            def create_shown(points: Sequence[Point]) -> list[Case]:
-                made = create(points)
-                waiting.enter_context(status(shown))  # reading the data for a trial took it away
-                return made
-
-            waiting.enter_context(status(shown))
+        with status(shown):
             outcome = sweep_runs.run_sweep(
-                spec, space, cases, trainer, folder, seed=first.seed, create=create_shown, say=note
+                spec, space, cases, trainer, folder, seed=first.seed, create=create, say=note
             )
     except sweep_trainers.InterruptedSweep as interrupted:
         note(str(interrupted))
         return interrupted.exit_code
     rows = sweeps.rows(
-        outcome.cases,
-        target=spec.target,
-        stopped=outcome.stopped,
-        failures=trainer.failures,
-        not_made=outcome.failed,
+        outcome.cases, target=spec.target, stopped=outcome.stopped, failures=trainer.failures, not_made=outcome.failed
     )
     page = sweeps.write(folder, outcome.cases, rows, target=spec.target)
-    if options.json:
-        print_json(sweeps.document(rows, target=spec.target))
-    else:
-        print_text(sweeps.to_text(rows, target=spec.target, width=shutil.get_terminal_size().columns))
+    width, target = shutil.get_terminal_size().columns, spec.target
+    document = sweeps.document(rows, target=target)
+    print_json(document) if options.json else print_text(sweeps.to_text(rows, target=target, width=width))
     if page is not None:
         note(f"wrote {page}")
     return 1 if trainer.failures or outcome.failed else 0
@@ -201,10 +189,11 @@ def _require_sensible(options: TrainingOptions) -> None:
     """Refuse flags of training that make no sense in a sweep. Raises InputError."""
     remedies = {"recipe": "name the file first", "repeats": "use --seeds"}
     remedies |= dict.fromkeys(("budget_minutes", "fetch_models"), "use steady finetune")
-    remedies |= dict.fromkeys(("probe", "explain"), "use steady train for it")
+    remedies |= dict.fromkeys(("probe", "explain", "mxnet_log"), "use steady train for it")
     for name, remedy in remedies.items():
-        if getattr(options, name) not in (None, False):
-            raise InputError(f"steady sweep takes no --{name.replace('_', '-')}: {remedy}")
+        refuse_flags(f"steady sweep takes no {{}}: {remedy}", **{name: getattr(options, name)})
+    if options.run is not None and "://" in options.run:
+        raise InputError(f"--run is {options.run}; a sweep is kept in a folder of this machine: --run runs/NAME")
     if measured := options.measured:
         raise InputError(f"{min(measured)} cannot be auto in a sweep: steady tune chooses it; give its value")
 

@@ -18,8 +18,7 @@ from contextlib import (
 )
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -38,16 +37,11 @@ from steadytrain.cost.prices import known_price
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, RecipeError, RunError, SteadyError, StorageError
 from steadytrain.events import Ended, Evaluated, Noticed, Started
-from steadytrain.files import near_name, remove_left
+from steadytrain.files import Closing, near_name, remove_left
 from steadytrain.format import Say, count
 from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.machine.facts import accelerators, cores
-from steadytrain.machine.process import (
-    grow_segments,
-    own_start,
-    spin_where_alone,
-    stop_requests,
-)
+from steadytrain.machine.process import grow_segments, own_start, spin_where_alone, stop_requests
 from steadytrain.run import REPEAT, Run
 
 if TYPE_CHECKING:
@@ -595,20 +589,15 @@ def recipe_for(
 
 
 @dataclass(frozen=True)
-class DraftRun:
-    """A run to be made: its recipe, its folder and its data, which are open, but for those of a run that exists.
-
-    A context manager, which closes the data.
-    """
+class DraftRun(Closing):
+    """A run to be made: its recipe, its folder and its data, which are open, but for those of a run that exists."""
 
     recipe: Recipe
     folder: Path
     opened: OpenedData | None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
+        """Close the data."""
         if self.opened is not None:
             self.opened.close()
 
@@ -814,14 +803,7 @@ def _train_visibly(
     with console as display, stop_requests(note) as stop:
         stop.saves = False  # while data and model are opened
         for event in steps(
-            run,
-            stop=stop,
-            began=began,
-            probe=probe,
-            group=group,
-            opened=opened,
-            explains=True,
-            say=note,
+            run, stop=stop, began=began, probe=probe, group=group, opened=opened, explains=True, say=note
         ):
             stop.saves = True
             if words:  # the address has been looked at

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json as json_module
 import shutil
 import sys
 import time
@@ -15,20 +14,10 @@ from typing import TYPE_CHECKING, Annotated, TextIO, cast
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import TerminalStream, note, print_text
+from steadytrain.cli.console import TerminalStream, note, print_json, print_text
+from steadytrain.cli.options import refuse_flags
 from steadytrain.errors import InputError
-from steadytrain.format import (
-    clean,
-    clock,
-    duration,
-    money,
-    number,
-    pairs,
-    percent,
-    rate,
-    time_of_day,
-    wrap,
-)
+from steadytrain.format import clean, clock, duration, money, number, pairs, percent, rate, time_of_day, wrap
 
 if TYPE_CHECKING:
     from steadytrain.cost.prices import Price
@@ -97,6 +86,7 @@ def watch(
         names = ", ".join(str(other.directory) for other in picked.others)
         note(f"watching {run.directory}; also running (name one to watch it): {names}")
     if web or port is not None:
+        refuse_flags("{} prints figures at the end, and --web serves a page: leave one of them out", json=json)
         serve_page(run, f"watching {run.directory}", port=port, price=paid, seconds=seconds)
     else:
         _watch_run(run, price=paid, seconds=seconds, json=json)
@@ -134,10 +124,8 @@ def _watch_run(run: Run, *, price: Price | None, seconds: float | None, json: bo
                 watched.read()
                 now = snapshot(watched, price=price)
                 show(watched, now)
-    if json:
-        print(json_module.dumps(now.to_dict(), indent=2, allow_nan=False))
-    else:
-        print_text("\n".join(final_lines(now, shutil.get_terminal_size().columns)))
+    width = shutil.get_terminal_size().columns
+    print_json(now.to_dict()) if json else print_text("\n".join(final_lines(now, width)))
     sys.stdout.flush()
 
 

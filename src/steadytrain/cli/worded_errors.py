@@ -16,23 +16,16 @@ from steadytrain.errors import InputError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cyclopts import App
+
 
 @contextmanager
 def worded_errors(
-    words: Sequence[str],
-    verbs: Sequence[str],
-    function_of: Callable[[str], Callable[..., object]],
-    hint_of: Callable[[Sequence[str]], str],
-    trains: bool,
+    words: Sequence[str], command: App, hint_of: Callable[[Sequence[str]], str], *, trains: bool
 ) -> Iterator[None]:
-    """Turn the parser's errors into InputError, with what a user should type instead.
+    """Turn the parser's errors about words, the verb first, into InputError, with what to type instead.
 
-    Args:
-        words: that were typed, the verb first.
-        verbs: that there are.
-        function_of: returns the function of a verb, whose docstring has examples.
-        hint_of: returns what to type in place of words that are too many, if anything.
-        trains: the verb takes the flags of a recipe.
+    ``hint_of``: returns that for words that are too many. ``trains``: the verb takes the flags of a recipe.
     """
     from cyclopts import CycloptsError
     from cyclopts.exceptions import (
@@ -49,12 +42,14 @@ def worded_errors(
         yield
     except UnknownOptionError as error:
         word = error.token.keyword or error.token.value
-        raise InputError(f"Unknown option: {word}.{_flag_hint(verb, word, _names(error), trains)}") from None
+        hint = _flag_hint(verb, word, error, trains=trains)
+        raise InputError(f"Unknown option: {word}.{hint}") from None
     except UnknownCommandError:
         from steadytrain.config.foreign import foreign_table, words_of
 
         instead = words_of(foreign_table()["verbs-instead"])
         about = f" Instead: {instead[verb]}." if verb in instead else ""
+        verbs = [name for name in command if not name.startswith("-")]
         near = about or did_you_mean(verb, verbs) or f" There are: {', '.join(verbs)}."
         raise InputError(f'Unknown command "{verb}".{near}') from None
     except UnusedCliTokensError as error:
@@ -66,26 +61,19 @@ def worded_errors(
     except ValidationError as error:
         raise InputError(_beyond_limit(error)) from None
     except MissingArgumentError as error:
-        raise InputError(_missing(words, error, function_of(verb))) from None
+        raise InputError(_missing(words, error, inspect.getdoc(command[verb].default_command) or "")) from None
     except CycloptsError as error:
         raise InputError(str(error)) from None
 
 
-def _names(error: Any) -> list[str]:
-    return [
-        name
-        for argument in error.argument_collection
-        for name in argument.names
-        if name in argument.names[:1] or "--no-" in name
-    ]
-
-
-def _flag_hint(verb: str, word: str, names: Sequence[str], trains: bool) -> str:
+def _flag_hint(verb: str, word: str, error: Any, *, trains: bool) -> str:
     """Return what an unknown flag is called here, what there is instead, or which known one is near."""
     from steadytrain.cli.options import flag_of
     from steadytrain.config.foreign import advice, foreign_table, plain_word, words_of
     from steadytrain.config.recipe import synonym
 
+    each = ((name, argument.names) for argument in error.argument_collection for name in argument.names)
+    names = [name for name, others in each if name in others[:1] or "--no-" in name]
     plain = plain_word(word)
     if word in names:  # an option's name is none behind two dashes
         module = f"torchrun's belong before the module: torchrun --nproc-per-node=2 -m -- steadytrain {verb} ..."
@@ -159,14 +147,14 @@ def _beyond_limit(error: Any) -> str:
     return f"{token.keyword} is {token.value}; it must be {words}"
 
 
-def _missing(words: Sequence[str], error: Any, function: Callable[..., object]) -> str:
+def _missing(words: Sequence[str], error: Any, docstring: str) -> str:
     """Say which argument is missing, with the words typed where its value is among them, else an example."""
     verb = words[0]
     if error.keyword:
         return f"{error.keyword} needs a value: {error.keyword} VALUE"
     if error.tokens_so_far:
         return str(error)
-    lines = examples(inspect.getdoc(function) or "")[1]
+    lines = examples(docstring)[1]
     names = [name for name in error.argument.names if name.startswith("-")]
     fitting = [line for line in lines if not names or set(names) & set(line.split())]
     what = f"steady {verb} needs {error.argument.name}"

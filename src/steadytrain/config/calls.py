@@ -27,7 +27,7 @@ _WORD = re.compile(rf" (--?[a-z][a-z-]*|{_VALUE})")
 _CALLS = {name: name for name in ("train", "finetune", "evaluate", "predict", "report")} | {"resume": "train"}
 _MOST_PLACES = {"evaluate": 2, "predict": 2}
 _LIBRARIES = ("<frozen ", str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
-"""How the files of code begin that is no user's own."""
+"""Beginnings of files of code that is no user's own."""
 _LOOKS_LIKE_VALUE = re.compile(r"[\d.]+(e-?\d+)?|.*[/'\"].*|.+\.\w+|[A-Z_.]+|\w+[:+,]\S+")
 
 

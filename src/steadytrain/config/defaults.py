@@ -131,13 +131,7 @@ def usual_recipe(train: str, *, model: str | None = None, finetune: bool, small:
     else:  # ImageNet's: Goyal et al. 2017, with the cosine and label smoothing of He et al. 2019
         model, epochs = model or LARGE_MODEL, 90
         optim = Optim(
-            "sgd",
-            nesterov=True,
-            lr=0.1,
-            base_batch_size=256,
-            weight_decay=5e-5,
-            warmup_epochs=5,
-            label_smoothing=0.1,
+            "sgd", nesterov=True, lr=0.1, base_batch_size=256, weight_decay=5e-5, warmup_epochs=5, label_smoothing=0.1
         )
     return Recipe(data=Data(train=train), model=Model(model), optim=optim, budget=Budget(epochs=epochs), batch_size=128)
 

@@ -247,12 +247,14 @@ def _step_words(span: StageSpan, peak: float) -> str:
 
 def _factor_words(span: StageSpan, peak: float) -> str:
     least = f", to {span.number('to') * peak:.3g}" if span.number("to") else ""
-    return f"x {span.number('factor'):g} every {span.number('every'):g} epochs{least}"
+    every = span.number("every")
+    return f"x {span.number('factor'):g} every {every:g} epoch{'s' * (every != 1)}{least}"
 
 
 def _plateau_words(span: StageSpan, peak: float) -> str:
     patience = span.stage.values.get("patience", PATIENCE)
-    return f"x {span.number('factor'):g} after {patience:g} evaluations without a better {span.stage.on}"
+    evaluations = f"{patience:g} evaluation{'s' * (patience != 1)}"
+    return f"x {span.number('factor'):g} after {evaluations} without a better {span.stage.on}"
 
 
 LAWS: dict[str, Law] = {

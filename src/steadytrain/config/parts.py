@@ -50,10 +50,7 @@ SAVE_SHARE, SAVE_SECONDS = 0.01, 60.0
 """The most that checkpoints may take of the time by default, and the seconds that lie between two at least."""
 
 ADAMS = ("adam", "adamw", "nadam", "radam", "adamax")
-OPTIMIZERS = (
-    *("sgd", "nag", *ADAMS, "rmsprop", "adagrad", "adadelta", "muon"),
-    *factories.ROWS[factories.OPTIMIZERS],
-)
+OPTIMIZERS = (*("sgd", "nag", *ADAMS, "rmsprop", "adagrad", "adadelta", "muon"), *factories.ROWS[factories.OPTIMIZERS])
 """Names of our optimizers; other packages add theirs, timm's are ``timm/NAME``, the user's own ``pkg.mod:factory``."""
 
 TIMM_OPTIMIZERS = (
@@ -283,10 +280,7 @@ class Data:
         flag=Flag(DATA),
     )
     labels: str | Path | None = setting(
-        None,
-        "File of labels for images that are not in folders of classes.",
-        example="labels.csv",
-        flag=Flag(DATA),
+        None, "File of labels for images that are not in folders of classes.", example="labels.csv", flag=Flag(DATA)
     )
     path_column: str | None = setting(
         None,
@@ -1089,10 +1083,7 @@ class Every:
         example="skip",
     )
     skip: tuple[int, ...] = setting(
-        (),
-        "Updates, by their numbers, that are left out with their images.",
-        limit=_UPDATES,
-        example=[120],
+        (), "Updates, by their numbers, that are left out with their images.", limit=_UPDATES, example=[120]
     )
     slower: tuple[int, ...] = setting(
         (),

@@ -56,7 +56,8 @@ class TrainPlan:
             self.main, "all parameters"
         )
         if self.main == "gradual":
-            pace = "over half of the run" if self.gradual_epochs is None else f"each {self.gradual_epochs:g} epochs"
+            each = self.gradual_epochs
+            pace = "over half of the run" if each is None else f"each {each:g} epoch{'s' * (each != 1)}"
             main = f"the classifier, then one layer more {pace}, from the top down"
         if self.head_epochs:
             main = f"the classifier alone for {self.head_epochs:g} epoch{'s' * (self.head_epochs != 1)}, then {main}"

@@ -7,6 +7,7 @@ with its name, and an unknown key with the nearest known one. JSON's lists becom
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections import Counter
@@ -48,6 +49,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     return [plain(v) for v in value] if isinstance(value, tuple | list) else value
+
+
+def finite(value: Any) -> Any:
+    """Replace what is no finite number by None: JSON has none."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def shorten(value: object) -> str:

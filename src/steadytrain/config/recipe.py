@@ -155,8 +155,8 @@ class Recipe:
                 " on from the classifier that it fits: --train probe+head or probe+discriminative"
             )
         parts = self.data, self.model, self.optim, self.precision, self.budget, self.parallel
-        for value, other, why in find_conflicts(*parts):
-            raise RecipeError(f"{value} and {other} exclude each other: {why}")
+        for key, other, why in find_conflicts(*parts):
+            raise RecipeError(f"{self._written(key)} and {self._written(other)} exclude each other: {why}")
         for key in ("skip", "fp32"):
             if getattr(self.every, key) and self.parallel.engine == "async":
                 raise RecipeError(
@@ -167,6 +167,13 @@ class Recipe:
                 f"batch_size={self.batch_size} cannot be split into optim.accumulate="
                 f"{self.optim.accumulate} equal parts: choose a divisor"
             )
+
+    def _written(self, key: str) -> str:
+        """Write a setting of a part as ``--set`` takes it."""
+        part, _, name = key.partition(".")
+        value = getattr(getattr(self, part), name)
+        is_float, is_list = isinstance(value, float), isinstance(value, tuple)
+        return f"{key}={','.join(value) if is_list else f'{value:g}' if is_float else repr(value)}"
 
     def batches(self, num_train: int) -> Batches:
         """Lay out the updates of the whole run on ``num_train`` images: enough to complete each epoch of the budget.

@@ -134,7 +134,7 @@ def split_words(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def folder_splits(names: Sequence[str]) -> dict[str, str]:
-    """Those of some folders beside each other that are named after splits, with the split of each.
+    """Choose, of folders beside each other, those that are named after splits, with the split of each.
 
     What else stands in such a name says nothing of the images, or stands in the names of two splits.
 

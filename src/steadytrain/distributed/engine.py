@@ -2,12 +2,8 @@
 
 Each rank computes gradients of its share, and all get the same mean. Torch's ``DistributedDataParallel`` exchanges them
 in buckets while the backward pass still goes on (Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data
-Parallel Training"), over gloo on CPUs and NCCL on GPUs.
-
-The number of micro-batches in an update does not depend on the number of ranks. Two ranks with one micro-batch each
-give, in fp32 and without dropout, bit for bit the parameters of one process that accumulates both: a sum of two numbers
-has no order. With more, the order of the sum differs, and with it the last bits. The running statistics of batch norms
-are those of rank 0's own micro-batches; a process that is alone takes in all of them.
+Parallel Training"), over gloo on CPUs and NCCL on GPUs. docs/ranks.md says what does not depend on the
+number of ranks, and why.
 """
 
 from __future__ import annotations

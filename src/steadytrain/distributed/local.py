@@ -1,16 +1,8 @@
 """The local engine: each rank trains by itself, and all average their weights once in a number of updates.
 
-For slow links: an average moves as many bytes as an exchange of gradients, ``every`` times as rarely. Three methods:
-
-- Local SGD (Stich 2019, "Local SGD Converges Fast and Communicates Little"): ranks go on from their mean weights.
-- Post-local SGD (Lin et al. 2020, "Don't Use Large Mini-Batches, Use Local SGD"): gradients are exchanged in every
-  update up to ``first``, and local SGD begins there.
-- DiLoCo (Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", algorithm 1): the
-  way from the weights of the last average to the mean is a gradient, with which Nesterov's momentum makes a step.
-
-Each rank keeps its optimizer's state, as in all three papers. The running statistics of batch norms are averaged with
-the weights. Between two averages the ranks differ: evaluation and export use the mean of that moment and leave ranks
-as they are; a checkpoint holds the mean, for other engines and numbers of ranks, and the state of each rank.
+docs/engines.md has its methods and their sources. Each rank keeps its optimizer's state, as in all three papers.
+Between two averages the ranks differ: evaluation and export use the mean of that moment and leave ranks as they are; a
+checkpoint holds the mean, for other engines and numbers of ranks, and the state of each rank.
 """
 
 from __future__ import annotations

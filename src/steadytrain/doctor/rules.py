@@ -169,7 +169,7 @@ def other_gpus(facts: MachineFacts) -> Iterator[MachineFinding]:
 
 
 def missing_libraries(facts: MachineFacts) -> Iterator[MachineFinding]:
-    """What slim images lack: a compiler for ``torch.compile``, and the library by which NCCL uses InfiniBand."""
+    """Find what slim images lack: a compiler for ``torch.compile``, and the library by which NCCL uses InfiniBand."""
     is_gpu, adapters = facts.torch.sees_gpu, ", ".join(facts.accelerators.infiniband)
     language, packages = ("C", "gcc libc6-dev") if is_gpu else ("C++", "g++")
     if facts.system.compilers is not None and language not in facts.system.compilers:

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -65,14 +66,15 @@ class EventLog(Closing):
     def append(self, event: E) -> E:
         """Write one line and return the event as written. Raises StorageError."""
         stamped = replace(event, time=time.time(), attempt=self.attempt, rank=self.rank)
-        line = encode(stamped)
-        try:
-            with self._lock:
-                written = self._file.write(line)
-                while written < len(line):  # there was room for a part of it: the next call says why
+        line, written = encode(stamped), 0
+        with self._lock:
+            try:
+                while written < len(line):  # there may be room for a part of it: the next call says why
                     written += self._file.write(line[written:])
-        except OSError as error:
-            raise storage_error(error, self.path) from error
+            except OSError as error:
+                with suppress(OSError):  # or the next event would stand on the same line
+                    self._file.truncate(os.fstat(self._file.fileno()).st_size - written)
+                raise storage_error(error, self.path) from error
         return stamped
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 the check of it.
 
 A log may be damaged, edited or a stranger's. What is decoded by an annotation holds it: a number is one that can be
-computed and printed with, and a table has its keys.
+computed and printed with, and a table has its keys. What each field means stands in docs/events.md.
 """
 
 from __future__ import annotations
@@ -199,36 +199,7 @@ class Unreadable(Event, frozen=True, kw_only=True):
 
 
 class Started(Event, frozen=True, kw_only=True):
-    """The beginning of an attempt. ``steps`` is the run's total; ``step`` where this attempt goes on from (0 at first).
-
-    ``batch_size``: images of the first update, by which ``steps_per_epoch`` is counted; ``growth``: where they become
-    more, a row of update, position and images an update each time.
-
-    ``startup``: what was done since the process started -> seconds: ``process`` (the interpreter, imports and what the
-    command line did), ``device`` (CUDA starts), ``data``, ``model``, ``state``, ``recompute``, ``blocks`` and
-    ``threads`` (to find which parts, whether they can be, and how many), ``compile``. ``startup_waits``: those of them
-    in which the starting thread neither ran nor was ready to: it waited for a disk, a network, a lock; parts of which
-    that is unknown are left out.
-    ``startup_disk_bytes``: that the process read from a disk, and not from memory, while it opened the data.
-
-    ``began``: when the process started, seconds since 1970; 0: an older version did not write it. ``price``: what an
-    hour of each machine costs: ``per_hour``, ``currency``, ``name`` and ``date`` of the price; ``spent``: what the
-    attempts before have cost; None where no price is known.
-
-    ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, of ``test`` the same where there is
-    one, ``class_ratio`` (images of the largest class for one of the smallest, from ten on), ``classes``, ``held_out``,
-    ``class_counts`` (training images of each), ``channels`` and ``largest_side`` (pixels) of the training images, the
-    ``shorter_side`` they were packed at, and
-    whether packing put ``restart_markers`` into them.
-    ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels),
-    ``input`` (size, channels, normalisation, fit, crop and interpolation of what it sees), ``unseen`` (share of the
-    pixels of images that evaluation never sees).
-    ``machine``: what bits and speed depend on: ``device``, ``compute_threads``, ``feed_threads``, ``isa``,
-    ``steadytrain`` (its version), ``torch``, ``python``, ``host``, ``cores``, ``precision``; of several ranks their
-    number ``ranks``, and ``images_per_rank``, those of the first batches that each computes; ``gpus``: of each rank on
-    a GPU, its ``index`` in that process and its ``uuid``; ``spins``: turns of a waiting compute thread;
-    ``threads_seconds``: seconds of a pass by numbers of threads, where they were measured.
-    """
+    """The beginning of an attempt: ``steps`` of the whole run; ``step`` where it goes on from (0 at first)."""
 
     digest: str
     step: Whole
@@ -272,11 +243,7 @@ class Started(Event, frozen=True, kw_only=True):
 
 
 class Resumed(Event, frozen=True, kw_only=True):
-    """The cost of going on where an earlier attempt ended, from the checkpoint of ``step``.
-
-    ``images_repeated`` were trained on after it and are trained on again; ``seconds_away`` passed since the last event
-    before this attempt. ``ranks_before`` trained until then, ``ranks`` do now.
-    """
+    """The cost of going on where an earlier attempt ended, from the checkpoint of ``step``."""
 
     step: Whole
     images_repeated: Whole
@@ -286,17 +253,7 @@ class Resumed(Event, frozen=True, kw_only=True):
 
 
 class ProbeProgress(Event, frozen=True, kw_only=True):
-    """The progress of a probe, which fits the classifier to features of the frozen network before the first update.
-
-    ``images`` of ``total``, those of all passes, are done: features of ``reused`` were in the cache, the others have
-    gone through the network in ``seconds``, of which the loop waited ``wait_seconds`` for batches. ``feed``: figures of
-    :class:`FeedStats`, of the newest pass. The fit that follows took ``fit_seconds``, None until it has ended: to
-    ``features`` of each image, with a ``penalty`` that gives ``top1`` on images that were left out.
-
-    Of ``model.folds``: ``by_fold``, the top-1 of each by a classifier that was fitted to the others, ``fold_top1`` and
-    ``fold_loss`` of all their images, and the standard error of that loss. ``series``: a sentence on series of
-    photographs that the split or the folds may part, and the remedy.
-    """
+    """The progress of a probe, which fits the classifier to features of the frozen network before the first update."""
 
     step: Whole
     images: Whole
@@ -366,11 +323,7 @@ class ProbeProgress(Event, frozen=True, kw_only=True):
 
 
 class Step(Event, frozen=True, kw_only=True):
-    """One update, host facts only (no device value, which would have to be waited for).
-
-    ``step`` counts from 1; ``position`` samples were consumed so far; ``n`` of them in this update;
-    ``seconds`` since the end of the step before; ``wait_seconds`` of those spent waiting for the feed.
-    """
+    """One update, host facts only (no device value, which would have to be waited for). ``step`` counts from 1."""
 
     step: Whole
     position: Whole
@@ -381,10 +334,7 @@ class Step(Event, frozen=True, kw_only=True):
 
 
 class Logged(Event, frozen=True, kw_only=True):
-    """Device values averaged since the line before, and rates.
-
-    ``images_per_second`` counts only the seconds of steps since the line before.
-    """
+    """Device values averaged since the line before, and rates."""
 
     step: Whole
     epoch: Finite
@@ -399,8 +349,7 @@ class Logged(Event, frozen=True, kw_only=True):
 class EpochTrained(Event, frozen=True, kw_only=True):
     """Device values averaged over the ``n`` images of the updates of one epoch, counted from 1, up to ``step``.
 
-    An update belongs to the epoch of its first image. ``images_per_second``: over the steps since the event before, as
-    in :class:`Logged`. A run that stops within an epoch tells of it so far, and again when it has ended.
+    A run that stops within an epoch tells of it so far, and again when it has ended.
     """
 
     step: Whole
@@ -412,12 +361,9 @@ class EpochTrained(Event, frozen=True, kw_only=True):
 
 
 class Score(Event, frozen=True, kw_only=True):
-    """Base of evaluations: a pass over a whole data set. ``n`` is its exact size; ``weights``: ``model`` or ``ema``.
+    """Base of evaluations: a pass over a whole data set, of ``n`` images.
 
-    ``mean_ap``: the main number where an image may have several labels, else None. There ``top1`` are the images of
-    which every label is right, and ``top5`` is None. ``macro_recall`` and ``macro_f1``: means over the classes, or
-    labels, that have images; None in logs of versions that had none. ``effective_n``: where images come in groups, how
-    many independent ones are worth as much; else None.
+    ``mean_ap`` is the main number where an image may have several labels, else None.
     """
 
     step: Whole
@@ -435,14 +381,7 @@ class Score(Event, frozen=True, kw_only=True):
 
 
 class Evaluated(Score, frozen=True, kw_only=True):
-    """An evaluation on the validation images.
-
-    ``even_top1``, ``even_macro_recall``: of the same logits, answered as if all classes were equally frequent, where
-    the sizes of classes differ tenfold; else None. ``figure``: by which the best weights are chosen
-    (:data:`~.figures.FIGURES`), with what it came to, and ``is_best`` whether they were kept as the best so far; None
-    in older logs: by top-1, or mAP. ``loss_error``: standard error of ``loss``; None in logs of versions that had none,
-    and of several labels.
-    """
+    """An evaluation on the validation images."""
 
     figure: str | None = None
     figure_value: float | None = None
@@ -471,9 +410,7 @@ class Evaluated(Score, frozen=True, kw_only=True):
 class Tested(Score, frozen=True, kw_only=True):
     """The evaluation of a run's best weights on the test images, which no choice has seen: once, at its end.
 
-    Fields as of :class:`Evaluated`; ``step`` and ``epoch`` are those of the weights. ``data``: the images' digest.
-    ``before``: how often a process of this run had evaluated others of its weights on test images before.
-    ``num_seen``: how many of them are training or validation images as well.
+    ``step`` and ``epoch`` are those of the weights.
     """
 
     even_top1: float | None = None
@@ -496,13 +433,7 @@ def top1_95(event: Score) -> Interval:
 
 
 class Tried(Event, frozen=True, kw_only=True):
-    """One way to a better model that a run has tried, and what came of it.
-
-    ``what``: ``features``: a probe of the frozen network, by folds of the training images; ``updates``: from the probe
-    on, for ``epochs`` at the learning rate ``lr``. With ``model``, on images of ``size`` pixels a side, made square by
-    ``fit`` where that is what was compared. ``loss``, its standard error and ``top1``: out of fold, or of the best
-    evaluation. ``verdict``: what was decided, in words.
-    """
+    """One way to a better model that a run has tried, and what came of it."""
 
     step: Whole
     what: Literal["features", "updates"]
@@ -522,7 +453,7 @@ class Tried(Event, frozen=True, kw_only=True):
         """Describe it in a line.
 
         >>> Tried(step=0, what="features", model="a", size=96, loss=0.5, top1=0.8, seconds=9, verdict="chosen").words
-        'a at 96 pixels, a probe by folds: loss 0.5000, top-1 80.0 %, 9.00 s: chosen'
+        'a at 96 pixels, a probe by folds: loss 0.5000, top-1 80.0 %, 9 s: chosen'
         """
         how = "a probe by folds" if self.what == "features" else f"{epoch(self.epochs or 0.0)} epochs at {self.lr:g}"
         error = "" if self.loss_error is None else f" ± {self.loss_error:.4f}"
@@ -532,11 +463,7 @@ class Tried(Event, frozen=True, kw_only=True):
 
 
 class Saved(Event, frozen=True, kw_only=True):
-    """A checkpoint on disk, whole and checksummed.
-
-    It was asked for at ``began``, in seconds since 1970, and on the disk ``seconds`` later. Training paused for
-    ``paused_seconds`` of them; in the others a thread wrote it, of which ``cpu_seconds`` were a processor's.
-    """
+    """A checkpoint on disk, whole and checksummed."""
 
     step: Whole
     path: str
@@ -558,11 +485,7 @@ class Saved(Event, frozen=True, kw_only=True):
 
 
 class Steered(Event, frozen=True, kw_only=True):
-    """A decision of the program that trains, by an event before: from update ``step`` on.
-
-    ``what``: ``rate``: at ``times`` the schedule's learning rate; ``stop``: the run ends before that update. ``why``:
-    in its own words.
-    """
+    """A decision of the program that trains, by an event before: from update ``step`` on."""
 
     step: Whole
     what: Literal["rate", "stop"]
@@ -578,7 +501,7 @@ class Noticed(Event, frozen=True, kw_only=True):
 
     @property
     def is_warning(self) -> bool:
-        """Whether a user should act on it: it comes first, and stays where notices are left out."""
+        """Return whether a user should act on it: it comes first, and stays where notices are left out."""
         return self.message.startswith("warning:")
 
 
@@ -598,11 +521,7 @@ class Failed(Event, frozen=True, kw_only=True):
 
 
 class Ended(Event, frozen=True, kw_only=True):
-    """The good end of an attempt: ``finished``, or ``interrupted`` or ``preempted`` after saving.
-
-    An interruption that did not wait for saving has the ``step`` of the newest checkpoint (0: none), and no images.
-    ``seconds`` is this attempt's wall time and ``images`` what it trained on: their ratio is the overall rate.
-    """
+    """The good end of an attempt: ``finished``, or ``interrupted`` or ``preempted`` after saving."""
 
     status: Literal["finished", "interrupted", "preempted"]
     step: Whole
@@ -634,30 +553,14 @@ BUCKETS = (
     "measuring",
     "other",
 )
-"""Where a second of an attempt can go, as it is recorded: each belongs to exactly one of these.
-
-``warmup``: compiling, and the first updates; ``probe``: fitting the classifier to features of the frozen network, the
-waits for their batches included; ``input``: the loop, or the device, waits for a batch;
-``epoch_gap``: what it waits for the first batch of an epoch beyond that; ``host``: Python between the parts of an
-update; ``update``: updates that nothing tells the parts of; ``communication``: waiting for other ranks;
-``measuring``: what the run spends on measuring itself.
-"""
+"""Uses of an attempt's seconds, as they are recorded: each second belongs to exactly one of these (docs/ledger.md)."""
 
 UPDATING = ("warmup", "input", "transfer", "host", "forward", "backward", "update", "optimizer", "communication")
 """Buckets that updates are made of, the waits for their batches included."""
 
 
 class Accounted(Event, frozen=True, kw_only=True):
-    """The ledger of the attempt so far: ``seconds`` by bucket add up to ``wall_seconds``.
-
-    Written every few seconds and when the attempt ends, after ``images`` were trained on. ``seconds``: a bucket of
-    :data:`BUCKETS` -> seconds; buckets with nothing in them are left out. ``update_cpu_seconds``: processor time of all
-    threads of the process during those of :data:`UPDATING`; None where a device computes the updates.
-    ``exchange_seconds``: of those of communication, what exchanging takes where all ranks come at once; the rest they
-    wait for each other. None where there is one rank. ``warmup_images``: of the first updates, whose computing is in
-    ``warmup``; None in logs of an older version. ``launching_measured``: parts of updates whose gaps, in which a device
-    waits for the host, are in ``host``. ``compute_threads``: that PyTorch computes with at this moment, on a processor.
-    """
+    """The ledger of the attempt so far: ``seconds`` by bucket of :data:`BUCKETS` add up to ``wall_seconds``."""
 
     step: Whole
     images: Whole
@@ -671,14 +574,7 @@ class Accounted(Event, frozen=True, kw_only=True):
 
 
 class FeedStats(Event, frozen=True, kw_only=True):
-    """Busy seconds of each stage and waiting seconds, summed over the feed's threads since it started.
-
-    ``decode`` without, ``augment`` is cutting, resizing and mirroring; ``cpu_seconds`` of all busy ones the threads
-    were on a processor. Of ``asked`` requests for a batch ``starved`` found none ready; ``ready`` were, on the average,
-    and ``depth`` are made ahead at most. Of the ``kept_bytes`` of decoded images ``shared_bytes`` are kept once for
-    several processes of the machine, and ``device_bytes`` are on the device as well. ``by_loop``: the loop itself makes
-    the batches when it wants them, from images that are kept, and the threads have ended.
-    """
+    """Busy seconds of each stage and waiting seconds, summed over the feed's threads since it started."""
 
     step: Whole
     images: Whole
@@ -701,12 +597,7 @@ class FeedStats(Event, frozen=True, kw_only=True):
 
 
 class ServerStats(Event, frozen=True, kw_only=True):
-    """Exchange of a worker of the asynchronous engine with its servers since the event before.
-
-    Of its ``pushes`` in ``seconds``: the mean ``staleness``, in updates that were made between the pull of the weights
-    and the push, and the largest. ``servers``: of each the ``seconds`` of its calls (a push and the pull that follows),
-    ``update_seconds`` of those for its own update, ``pushed_bytes`` and ``pulled_bytes``.
-    """
+    """Exchange of a worker of the asynchronous engine with its server since the event before."""
 
     step: Whole
     seconds: Finite
@@ -727,16 +618,7 @@ class FeedPlaced(Event, frozen=True, kw_only=True):
 class MachineStats(Event, frozen=True, kw_only=True):
     """Activity of the machine and of this process in the ``seconds`` before; None where the machine does not tell.
 
-    Processor time is in cores: 1.5 is one and a half processors busy all the time. ``cpu``: this process and its
-    children; ``ranks``: the run's other ranks on this machine; ``others``: all other processes; ``idle``, ``iowait``,
-    ``steal`` (taken by other virtual machines): of the ``cores`` that this process may use. ``quota``: the cores that
-    its control group may use, 0 where none limits it. ``system_share``: of
-    ``cpu``, spent in the kernel. ``throttled_seconds``: held back by a control group's quota. ``pressure``: share of
-    the time in which something waited for ``cpu``, ``memory``, ``io``. ``other_processes``: of the others, the
-    three busiest on cores and the three busiest on disks: ``pid``, ``name``, ``user`` and ``cores`` of each, and
-    ``disk_bytes`` of those that read and write, where this user may know. Faults, switches and bytes are per second;
-    ``disk_read_bytes`` are this process's own, from a disk and not from the cache. ``energy_joules``: of
-    earlier versions, what the machine's processors took in the interval. ``missing``: what is not measurable here.
+    Processor time is in cores: 1.5 is one and a half processors busy all the time.
     """
 
     seconds: Finite
@@ -771,20 +653,7 @@ class MachineStats(Event, frozen=True, kw_only=True):
 
 
 class ThreadStats(Event, frozen=True, kw_only=True):
-    """Activity of this process's threads, by samples since the attempt began; every figure is cumulative.
-
-    ``seconds`` were covered by ``looks`` looks, which took ``cost_seconds`` of processor time and waited
-    ``lock_seconds`` for Python's lock. ``loop``: of the thread that trains, a bucket of :data:`BUCKETS` -> its
-    ``seconds`` and, of those, ``ran`` (on a processor) and ``queued`` (ready to run, and no processor free); besides,
-    ``stopped``: seconds in which no thread of the process ran, was queued or waited for another. ``places``: what it
-    did longest: ``bucket``, ``what``, ``seconds`` and ``place``, the function, file and line of code that is neither
-    ours nor torch's (empty: none was at work). ``what``: ``computes``; ``computing threads``: it waits for them;
-    ``python``: it runs Python code, or waits for Python's lock or another; ``holds``: Python's lock had been kept for
-    half a millisecond or more; ``runs``: native code that the place called; ``sleeps``; ``waits``: in another system
-    call; ``disk``. ``compute``: ``ran`` and ``queued`` seconds of the busiest of the other computing threads during
-    updates, None where there is none. ``feed``: ``ran`` and ``queued`` seconds of the loader's threads in this process,
-    all together. ``others``: Python threads that are not ours and use a processor: ``name``, ``ran`` and ``place``.
-    """
+    """Activity of this process's threads, by samples since the attempt began; every figure is cumulative."""
 
     step: Whole
     seconds: Finite
@@ -799,13 +668,7 @@ class ThreadStats(Event, frozen=True, kw_only=True):
 
 
 class DeviceStats(Event, frozen=True, kw_only=True):
-    """Activity of one GPU in the ``seconds`` before; None where its driver does not tell (``missing`` names it).
-
-    ``utilisation``: share of the time in which any kernel ran; ``sm_active`` and ``tensor_active``: of the
-    multiprocessors and of the tensor cores. ``power_most_watts``: the highest limit that may be set. ``throttled``: why
-    the clock is held down, if it is; ``processes``: other processes that compute on it; ``other_processes``: three of
-    them at most, those that hold most of its memory first: ``pid``, ``name``, ``user`` and ``memory_bytes`` of each.
-    """
+    """Activity of one GPU in the ``seconds`` before; None where its driver does not tell (``missing`` names it)."""
 
     seconds: Finite
     index: Whole
@@ -829,14 +692,7 @@ class DeviceStats(Event, frozen=True, kw_only=True):
 
 
 class StepMeasured(Event, frozen=True, kw_only=True):
-    """The parts of a step, measured on the run's own model by passes whose gradients are thrown away.
-
-    ``passes``: name -> seconds of a forward and a backward pass: ``full`` with the run's batch, ``other`` with
-    ``other_batch_size`` images, and what else was tried: ``fp32``, ``threads=2``. ``fixed_seconds`` of a full
-    one do not shrink with the batch. ``operations``: tensor operations of a step, as the host calls them; ``syncs``:
-    places (file:line) where the model's code waits for the device. ``forward_flops``: of one image;
-    ``peak_flops``: per second, of a large matrix product here, in the run's precision. ``seconds``: what it all took.
-    """
+    """The parts of a step, measured on the run's own model by passes whose gradients are thrown away."""
 
     step: Whole
     batch_size: Whole
@@ -851,12 +707,7 @@ class StepMeasured(Event, frozen=True, kw_only=True):
 
 
 class Compiled(Event, frozen=True, kw_only=True):
-    """Compilation of the run's network before the first update: its cost and its gain.
-
-    ``mode``: of ``torch.compile``; ``seconds``: until it ran at its own speed; ``graphs``: pieces that were compiled;
-    ``breaks``: where Python comes between them: file:line and the reason. ``eager_seconds`` and ``compiled_seconds``:
-    of a forward and a backward pass with ``images`` images over all ranks, by torch's own kernels and by that code.
-    """
+    """Compilation of the run's network before the first update: its cost and its gain."""
 
     step: Whole
     mode: str
@@ -881,10 +732,7 @@ class Compiled(Event, frozen=True, kw_only=True):
 
 
 class Ceilings(Event, frozen=True, kw_only=True):
-    """The headroom probe: images per second of the feed alone, of updates alone on batches in memory, of both.
-
-    ``seconds``: how long each was measured; the state of the run is what it was.
-    """
+    """The headroom probe: images per second of the feed alone, of updates alone on batches in memory, of both."""
 
     step: Whole
     feed_images_per_second: Finite
@@ -894,11 +742,7 @@ class Ceilings(Event, frozen=True, kw_only=True):
 
 
 class Stalled(Event, frozen=True, kw_only=True):
-    """A stall: no progress for ``seconds``, where ``expected_seconds`` are usual.
-
-    ``what``: ``step``, ``feed`` or ``rank``; ``culprit``: in words; ``stacks``: the file in the run's folder that has
-    the stacks of all threads.
-    """
+    """A stall: no progress for ``seconds``, where ``expected_seconds`` are usual."""
 
     step: Whole
     what: str

@@ -53,10 +53,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise InputError(
-            f"cannot listen on {host} port {port} ({error.strerror}): choose another --host or --port"
-        ) from error
+    except (OSError, UnicodeError) as error:  # the latter of a name that is none: a..b
+        why = getattr(error, "strerror", None) or "it is no name of a machine"
+        raise InputError(f"cannot listen on {host} port {port} ({why}): choose another --host or --port") from error
 
 
 def serve(

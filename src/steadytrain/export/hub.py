@@ -14,11 +14,7 @@ from steadytrain.models.registry import licence_note
 _HUB_LICENCES = ("apache-2.0", "mit", "bsd-3-clause", "bsd-2-clause", "cc-by-4.0", "cc0-1.0", "cc-by-nc-4.0")
 """Names of licences that the hub knows, among those of timm's weights; any other is ``other`` there."""
 _SHOWN = 20
-_FITTED = {
-    "crop": "the shorter side is",
-    "squash": "both sides are",
-    "pad": "the longer side is",
-}
+_FITTED = {"crop": "the shorter side is", "squash": "both sides are", "pad": "the longer side is"}
 
 
 def timm_config(described: Description, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,4 +113,6 @@ def _accuracy(measured: Mapping[str, Any], described: Description) -> str:
     else:
         score = f"top-1 {percent(measured['top1'], 1)}"
         score += f", top-5 {percent(measured['top5'], 1)}" if tells_top5(len(described.classes)) else ""
-    return f"{score} on {count(measured['n'], 'validation image')}, after {epoch(measured['epoch'])} epochs."
+    epochs = epoch(measured["epoch"])
+    when = f"after {epochs} epoch{'s' * (epochs != '1')}" if measured["epoch"] else "by the probe"
+    return f"{score} on {count(measured['n'], 'validation image')}, {when}."

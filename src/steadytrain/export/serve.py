@@ -61,7 +61,7 @@ from steadytrain.models.registry import licence_note
 from steadytrain.reports.charts import TEMPLATES
 from steadytrain.reports.live import guarded
 from steadytrain.reports.mistakes import PHOTOGRAPH_PIXELS, open_pictures, thumbnail
-from steadytrain.reports.page import render
+from steadytrain.reports.page import render, script
 from steadytrain.reports.run_list import list_runs
 from steadytrain.reports.summary import Account
 from steadytrain.run import Run
@@ -424,7 +424,7 @@ class Service:
 
     @property
     def _why_no_maps(self) -> str | None:
-        """Why there are no heat maps; None where there are."""
+        """Reason for no heat maps; None where there are."""
         seconds, most = PASSES / self.batcher.rate, self.settings.timeout_seconds / 2
         takes = f"a heat map takes {seconds:.0f} s here, of {most:g} s (half of --timeout-seconds)"
         return f"{takes}: steady predict --explain draws it" if seconds > most else None
@@ -735,5 +735,5 @@ def _page_files() -> dict[str, tuple[bytes, str]]:
         "/docs": (render("serve_docs.html.j2", {}, **page_of_api()).encode(), "text/html"),
         "/page.css": ((TEMPLATES / "page.css").read_bytes(), "text/css"),
         "/serve.css": ((TEMPLATES / "serve.css").read_bytes(), "text/css"),
-        "/serve.js": ((TEMPLATES / "serve.js").read_bytes(), "text/javascript"),
+        "/serve.js": (script("serve.js").encode(), "text/javascript"),
     }

@@ -1,4 +1,4 @@
-"""What differs between operating systems: the one module that asks which this is.
+"""Differences between operating systems: the one module that asks which this is.
 
 A flag that a system lacks is 0 here. A call that it lacks is made in another way, or left out where it only saves time.
 What a whole feature stands on, such as ``fork``, raises OSError where there is none: the feature asks

@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from steadytrain.config import Model, Scalar
 from steadytrain.config.factories import CHECKPOINTS, OBJECT, checkpoint_format, find_row, import_factory
-from steadytrain.errors import ModelError, did_you_mean, first_line
+from steadytrain.errors import ModelError, describe_type, did_you_mean, first_line
 from steadytrain.format import duration
 from steadytrain.machine.children import python, run_program
 from steadytrain.machine.web import client
@@ -47,6 +47,15 @@ RESERVED = ("num_classes", "channels", "in_chans", "pretrained", "checkpoint_pat
 """Options that follow from the data and the recipe's own keys, so that ``model.options`` may not set them."""
 _FETCHED = ("weights", "weights_backbone", "cache_dir", "pretrained_cfg", "pretrained_cfg_overlay")
 """Options of timm and torchvision that say what is fetched from a network, and to where."""
+_NOT_FETCHED = {
+    "torchvision": "the weights of {name} are not fetched: give a file of them (--weights FILE), or take timm's model"
+    " (steady models {inner})",
+    "import": "steadytrain does not know where {inner} keeps its weights: give --weights FILE, or --set"
+    " model.pretrained=false and the factory's own option (--set model.options.NAME=VALUE)",
+    "built-in": "the hub has no weights for the built-in {inner}: train it from scratch (steady train), or give"
+    " --weights FILE",
+}
+"""Kind of a model whose pretrained weights nobody fetches -> what to do."""
 
 LARGE, LARGE_SIDE = 100_000_000, 256
 """Parameters and side in pixels from which shapes are checked on ``meta``, which imports torch's compiler (seconds)."""
@@ -172,6 +181,12 @@ def build(
     built = make_network(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
     side = size or built.input.size or 224
     try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
+    for name, value in built.module.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ModelError(
+                f"the state of {built.name} has {describe_type(value)} in it ({name}), and files of weights hold"
+                " tensors alone: keep it in a buffer, or out of the state"
+            )
     if file is not None:
         return _load_file(built, file, str(model.weights), classes)
     return built if foreign is None or source.kind == "checkpoint" else foreign.load(built, source, model, classes)
@@ -358,11 +373,6 @@ def _make_torchvision(source: ModelSource, model: Model, *, num_classes: int, ch
     """Build torchvision's network; its weights are not fetched."""
     import torchvision
 
-    if model.pretrained:
-        raise ModelError(
-            f"the weights of {source.name} are not fetched: give a file of them (--weights FILE), or take timm's model"
-            f" (steady models {source.inner})"
-        )
     if channels != 3:
         raise ModelError(f"{source.name} takes colour images, and these have {channels} channel: choose a timm model")
     # The second classifiers of two nets of 2014 are for their training from scratch as it was done then.
@@ -382,25 +392,17 @@ def make_network(
         return _make_timm(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
     if (foreign := foreign_format(source.name)) is not None:
         return foreign.make(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
+    if model.pretrained:
+        require_weights(source)
     if source.kind == "torchvision":
         return _make_torchvision(source, model, num_classes=num_classes, channels=channels)
     if source.kind == "object":
         return _make_object(source, model, num_classes=num_classes, channels=channels, size=size)
     if source.kind == "import":
-        if model.pretrained:
-            raise ModelError(
-                f"steadytrain does not know where {source.inner} keeps its weights: give --weights FILE, or"
-                " --set model.pretrained=false and the factory's own option (--set model.options.NAME=VALUE)"
-            )
         # The code runs: the caller has made sure that the user named the factory.
         factory = import_factory(source.inner, key="model.name", flag="--model", what="a model", allow_import=True)
         return _call_own(source.inner, factory, model, num_classes=num_classes, channels=channels, size=size)
     name = source.inner
-    if model.pretrained:
-        raise ModelError(
-            f"the hub has no weights for the built-in {name}: train it from scratch (steady train), or give"
-            " --weights FILE"
-        )
     factory = BUILTINS[name]
     known = [p for p in inspect.signature(factory).parameters if p not in ("num_classes", "channels", "size", "depth")]
     for option in model.options:
@@ -531,11 +533,15 @@ def _make_timm(
 
 
 def require_weights(source: ModelSource) -> None:
-    """Make sure that the hub's weights of one of timm's models are on this machine, or can be fetched.
+    """Make sure that the weights of a model by its name are on this machine, or can be fetched from the hub.
 
     Raises:
-        ModelError: the model has none, or the hub cannot be reached.
+        ModelError: the model has none there, or the hub cannot be reached.
     """
+    if source.kind in _NOT_FETCHED:
+        raise ModelError(_NOT_FETCHED[source.kind].format(name=source.name, inner=source.inner))
+    if source.kind != "timm":
+        return
     import timm
 
     _cached_weights(source.name, timm.models.get_pretrained_cfg(source.inner) or timm.models.PretrainedCfg())

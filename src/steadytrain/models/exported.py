@@ -54,27 +54,16 @@ TENSORRT_GONE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """The description in an exported classifier: all that is needed to use it, and its origin.
+    """The description in an exported classifier: all that is needed to use it, and its origin (docs/export.md).
 
     Args:
-        model: name of the network, in full.
-        input: size, fit, crop, mean, standard deviation, interpolation and channels of its images.
-        classes: names of its outputs, in their order.
-        synsets: of its classes, where they are ImageNet's.
-        is_multi_label: an image may have several of the classes, each of which has a probability of its own.
-        temperature: by which logits are divided before they become probabilities.
-        calibrated_on: the digest of the images that it was fitted on, empty where it was not.
-        licence: of the weights; empty where they were trained from none.
-        numbers: in which the network computes; ``int8``: where it was quantized, else fp32.
-        difference: the largest of any logit from the checkpoint's, as it was checked when the file was written.
-        provenance: run, digests of recipe and weights, versions, date.
+        calibrated_on: the digest of the images that the temperature was fitted on, empty where it was not.
         is_unnamed: its classes are called by numbers, their places in records that name none.
         class_counts: training images of each class; empty where they are not known.
         weighting: the setting that keeps these from being the frequencies that the model learned; empty: none does.
         prior: the frequencies that its logits have in them instead, by name; empty: those of its training images.
         prior_shift: what these have added to the logits, [K].
-        limits: which images are unlike the training images: ``energy``, the least log of the sum of exponentials of
-            the logits (less ``prior_shift``), and more as ``steady predict`` uses it; empty where it is not known.
+        limits: which images are unlike the training images, as ``steady predict`` uses it; empty: that is not known.
 
     >>> one = Description(model="digits", input=Input(size=8, channels=1), classes=("0", "1"))
     >>> Description.from_json(one.to_json(), where="a file") == one

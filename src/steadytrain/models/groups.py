@@ -39,7 +39,7 @@ def parameter_groups(
         Dictionaries with ``params``, ``weight_decay``, ``lr_scale`` and ``name``; empty groups are left out.
 
     Raises:
-        ModelError: the classifier is needed and not known; a pattern that matches nothing; or nothing is left.
+        ModelError: the classifier is needed and not known; a pattern that matches nothing; or nothing is to be trained.
     """
     plan = parse_train(train)
     if not built.head and (not plan.trains_body or plan.has_phases):
@@ -51,8 +51,10 @@ def parameter_groups(
     for name, parameter in built.module.named_parameters():
         if name in frozen or not (plan.trains_body or under(name, built.head)):
             parameter.requires_grad_(False)
-    if freeze and not any(parameter.requires_grad for parameter in built.module.parameters()):
-        raise ModelError(f"model.freeze={list(freeze)} leaves nothing of {built.name} to train: drop a pattern")
+    if not any(parameter.requires_grad for parameter in built.module.parameters()):
+        none = f"{built.name} has no parameter that could be trained: give a network that has some"
+        left = f"model.freeze={list(freeze)} leaves nothing of {built.name} to train: drop a pattern"
+        raise ModelError(left if freeze else none)
     scales: dict[str, float] = {}
     if plan.main in ("discriminative", "gradual"):  # ``decay`` once for each layer above a parameter's
         layers = _layers(built)

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from steadytrain.config.plain import plain
+from steadytrain.config.plain import finite, plain
 from steadytrain.cost.bill import (
     Bill,
     BillPart,
@@ -34,7 +34,6 @@ from steadytrain.reports.files import find_all
 from steadytrain.reports.logs import ForeignRun
 from steadytrain.reports.status import current_bill, signs, time_left
 from steadytrain.reports.summary import reached
-from steadytrain.reports.tables import finite
 from steadytrain.run import Run
 
 HOW_TO_PRICE = (

@@ -173,7 +173,7 @@ class _FolderPage:
         self._rows: list[RunRow] | None = None
         self._error = ""
         self._pages: OrderedDict[str, _RunPage] = OrderedDict()
-        self._name = str(Path.cwd() if folder == Path() else folder)
+        self._name = clean(str(Path.cwd() if folder == Path() else folder))
         self._fixed = {**_styles(), "runs.js": ("text/javascript", script("page.js", "sort.js", "runs.js").encode())}
 
     async def answer(self, path: str, request: Request) -> Response:
@@ -207,7 +207,7 @@ class _FolderPage:
         try:
             self._rows, self._error = list_runs(self._folder), ""
         except InputError as error:
-            self._rows, self._error = [], str(error)
+            self._rows, self._error = [], clean(str(error))
         self._looked = time.monotonic()
         self._took = self._looked - began
 

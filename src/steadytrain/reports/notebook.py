@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from steadytrain.cost.bill import Bill
-from steadytrain.format import duration, money, number, percent, score_name
+from steadytrain.format import clean, duration, money, number, percent, score_name
 from steadytrain.monitor import Diagnosis, Ledger
 from steadytrain.reports.charts import charts, has_line
 from steadytrain.reports.page import heroes_and_verdict, render
@@ -108,7 +108,7 @@ def _curves(account: Account) -> str:
     figures = [figure for figure in charts([account.history]) if figure["id"] in FIGURES and has_line(figure)]
     if not figures:
         return ""
-    picture = svg([_panel(figure) for figure in figures], title=account.summary.name)
+    picture = svg([_panel(figure) for figure in figures], title=clean(account.summary.name))
     return f"data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()}"
 
 

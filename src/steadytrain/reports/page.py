@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -45,15 +46,7 @@ from steadytrain.reports.charts import MAX_CURVES, TEMPLATES, charts, coverage_c
 from steadytrain.reports.mistakes import SuspectImage, sections, suspect_rows
 from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account, Repeats, Summary, all_reached, find_repeats
-from steadytrain.reports.tables import (
-    MARK,
-    best_epoch,
-    epoch_table,
-    is_probe,
-    known_facts,
-    shown_epochs,
-    speed_table,
-)
+from steadytrain.reports.tables import MARK, best_epoch, epoch_table, is_probe, known_facts, shown_epochs, speed_table
 from steadytrain.reports.time_spent import bar, rates_text, rows, sentence
 from steadytrain.reports.verdict import held_back
 
@@ -86,13 +79,23 @@ def _environment() -> jinja2.Environment:
     """Return what compiles a template once a process."""
     import jinja2
 
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"number_of": count, "unbroken": _unbroken}
+    return environment
+
+
+def _unbroken(text: str) -> str:
+    """Mark flags within a text, which no browser may break between their dashes, as at a line's end."""
+    from markupsafe import Markup, escape
+
+    span = r'<span style="white-space: nowrap">\g<0></span>'
+    return Markup(re.sub(r"(?<![\w-])--\w[\w-]*", span, str(escape(text))))
 
 
 @cache
@@ -104,7 +107,7 @@ def packed_plotly() -> bytes:
 
 
 def script(*names: str) -> str:
-    """Return a page's script: what all curves have in common, then its own."""
+    """Return a page's script: what all curves and figures have in common, then its own."""
     return "".join((TEMPLATES / part).read_text(encoding="utf-8") for part in ("curves.js", *names))
 
 
@@ -114,7 +117,7 @@ def suspects_page(title: str, lede: str, images: Sequence[SuspectImage], pairs: 
 
     style = Markup((TEMPLATES / "page.css").read_text(encoding="utf-8"))
     photos = (TEMPLATES / "photos.js").read_text(encoding="utf-8")
-    words = {"title": title, "lede": lede, "rows": suspect_rows(images), "pairs": pairs, "digest": _digest(photos)}
+    words = {"title": title, "lede": lede, "rows": suspect_rows(images), "pairs": pairs, "policy": _policy(photos)}
     return render("suspects.html.j2", None, **words, mark=MARK, style=style, photos=Markup(photos))
 
 
@@ -143,8 +146,6 @@ def page(
     code = script("page.js", *([] if len(accounts) == 1 else ["sort.js"]))
     has_photos = any(part.get("worst") for part in words["mistakes"])
     photos = (TEMPLATES / "photos.js").read_text(encoding="utf-8") if has_photos else ""
-    digests = map(_digest, [*([library, code] if figures else []), *([photos] if photos else [])])
-    scripts = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     runs = [{"name": account.summary.name, **style(words["best"].index(i))} for i, account in enumerate(accounts)]
     return render(
         "page.html.j2",
@@ -156,10 +157,7 @@ def page(
         has_charts=bool(figures),
         coverage=[figure for figure in figures if figure["id"] == "coverage"],
         time_figures=[figure for figure in figures if figure["id"] in TIME_FIGURES],
-        policy=(
-            f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:;"
-            " base-uri 'none'; form-action 'none'"
-        ),
+        policy=_policy(*([library, code] if figures else []), photos, images="data: blob:"),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup(code),
         photos=Markup(photos),
@@ -167,9 +165,12 @@ def page(
     )
 
 
-def _digest(text: str) -> str:
-    """Return the digest by which a content security policy knows a script."""
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def _policy(*scripts: str, images: str = "data:") -> str:
+    """Return a content security policy, by which a page runs these scripts alone, and fetches nothing."""
+    digests = [hashlib.sha256(script.encode()).digest() for script in scripts if script]
+    known = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests) or "'none'"
+    rest = "base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; script-src {known}; style-src 'unsafe-inline'; img-src {images}; {rest}"
 
 
 def _words(accounts: Sequence[Account], target: float | None, folder: Path | None) -> dict[str, Any]:
@@ -177,16 +178,16 @@ def _words(accounts: Sequence[Account], target: float | None, folder: Path | Non
     models = sorted({account.summary.setup.model for account in accounts} - {NONE})
     lede = f"{_value([account.summary.name for account in accounts])} · {_value(models)}"
     recipes = [account.settings for account in accounts]
-    start = "" if first.course.began is None else f" · begun {when(first.course.began)}"
+    data = "" if first.log else Path(accounts[0].run.recipe.data.train).name
+    start = "" if first.course.began is None else f"begun {when(first.course.began)}"
+    alone = " · ".join(filter(None, (data, first.log or first.setup.model, first.course.status, start)))
     logs = {bool(account.summary.log) for account in accounts}
     # Why a run was stopped stands at the head of the page.
     words = known_facts([account.summary for account in accounts])
     table = _rows([{**run, "status": a.summary.course.status} for run, a in zip(words, accounts, strict=True)])
     return {
         "title": first.name if is_alone else f"{len(accounts)} runs",
-        "lede": f"{_of_data(accounts[0])}{first.log or first.setup.model} · {first.course.status}{start}"
-        if is_alone
-        else lede,
+        "lede": alone if is_alone else lede,
         "sources": "its log" if logs == {True} and is_alone else "its event log" if is_alone else "their logs",
         "runs": [_run(i, account, folder) for i, account in enumerate(accounts)],
         "has_log": True in logs,
@@ -207,12 +208,6 @@ def _words(accounts: Sequence[Account], target: float | None, folder: Path | Non
         "recipe": _split([{key: _value(value) for key, value in recipe.items()} for recipe in recipes]),
         "places": _split([_places(account) for account in accounts]),
     }
-
-
-def _of_data(account: Account) -> str:
-    """Return the name of the data set of a run for the head of its page; nothing of a log."""
-    name = "" if account.summary.log else Path(account.run.recipe.data.train).name
-    return f"{name} · " if name else ""
 
 
 def _changed(account: Account) -> list[dict[str, Any]]:
@@ -370,7 +365,7 @@ def _run(index: int, account: Account, folder: Path | None) -> dict[str, Any]:
             for path in sorted(account.run.directory.resolve().glob("profile/*"))
         ],
         "rejected": [f"{name}: {reason}" for name, reason in pairs],  # as many as the log names
-        "num_rejected": number(started.data.get("num_rejected", len(pairs))),
+        "num_rejected": n if isinstance(n := started.data.get("num_rejected"), int) else len(pairs),
     }
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from steadytrain.config.figures import figure_words
-from steadytrain.config.plain import leaves
+from steadytrain.config.plain import finite, leaves
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.errors import InputError, RunError, SteadyError, did_you_mean, first_line
 from steadytrain.files import MOST_TEXT_BYTES, read_text, replace_file
@@ -216,32 +216,28 @@ def _summarised(path: Path, name: str) -> RunRow:
         why="; ".join(filter(None, (course.why, damaged))),
         model=summary.setup.model,
         metric="mean_ap" if summary.quality.is_multi_label else "top1",
-        best=_finite(best.value) if best else None,
+        best=finite(best.value) if best else None,
         chosen=figure_words(best.figure, best.figure_value, best.mean_ap) if best else "",
         low=interval.low if interval else None,
         high=interval.high if interval else None,
         macro_recall=best.macro_recall if best else None,
-        test=_finite(test.value) if test else None,
+        test=finite(test.value) if test else None,
         test_low=of_test.low if of_test else None,
         test_high=of_test.high if of_test else None,
         class_ratio=summary.setup.class_ratio,
-        loss=_finite(best.loss) if best else None,
-        images_per_second=_finite(summary.speed.images_per_second),
-        cost=_finite(cost.so_far) if cost else None,
+        loss=finite(best.loss) if best else None,
+        images_per_second=finite(summary.speed.images_per_second),
+        cost=finite(cost.so_far) if cost else None,
         currency=cost.currency if cost else "",
-        seconds=_finite(summary.speed.seconds),
-        epochs_done=_finite(summary.progress.epoch),
-        epochs=_finite(summary.progress.epochs),
-        began=_finite(course.began) or began,
+        seconds=finite(summary.speed.seconds),
+        epochs_done=finite(summary.progress.epoch),
+        epochs=finite(summary.progress.epochs),
+        began=finite(course.began) or began,
         last=history.last_time,
         host=other_host(history),
         process=run.holder(),
         curve=score_trace(history),
     )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def row_cells(row: RunRow, now: float) -> dict[str, str]:

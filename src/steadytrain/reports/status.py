@@ -91,24 +91,15 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
         if not ending.step:
             return "interrupted", f"{cause} before anything was saved: the same command starts from the beginning"
         return "interrupted", f"{cause}, saved at step {ending.step}: the same command resumes it"
-    if may_go_on(run.holder(), other_host(history), history.attempts[-1].began, history.last_time):
+    # An attempt whose log has no end, on this machine or on another.
+    is_on, began = time.time() - history.last_time < RECENT_SECONDS, history.attempts[-1].began
+    if is_on if other_host(history) else _alive(run.holder(), began) is not None:
         return "running", ""
     stats = history.newest(MachineStats)
     if stats is None or stats.attempt != history.attempts[-1].number:
         stats = None
     memory, last = memory_text(stats), f"killed (last event: step {history.step})"
     return "interrupted", "; ".join(filter(None, (last, memory, "the same command resumes it")))
-
-
-def may_go_on(process: int | None, host: str | None, began: float, last: float) -> bool:
-    """Return whether an attempt whose log has no end goes on.
-
-    Args:
-        process: the id of the process that held the run last.
-        host: the other machine that it was started on; None for this one.
-        began, last: when the attempt began, and its newest event, in seconds since 1970.
-    """
-    return time.time() - last < RECENT_SECONDS if host else _alive(process, began) is not None
 
 
 def is_held(run: Run) -> bool:
@@ -228,11 +219,12 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
             message = "stopped without a message: killed, or the machine went down"
             lines.append((before.last_time, before.step, message, "warn"))
         repeated = before.step - attempt.first_step
-        again = f", {repeated:,} steps to repeat" if repeated > 0 else ""
+        again = f", {count(repeated, 'step')} to repeat" if repeated > 0 else ""
         lines.append((attempt.began, attempt.first_step, f"restarted (attempt {attempt.number}){again}", ""))
     if earlier := history.saved[:-MAX_SAVED]:
         spent = duration(sum(event.seconds for event in earlier))
-        lines.append((earlier[0].time, earlier[0].step, f"{len(earlier):,} earlier checkpoints, {spent} in all", ""))
+        message = f"{count(len(earlier), 'earlier checkpoint')}, {spent} in all"
+        lines.append((earlier[0].time, earlier[0].step, message, ""))
     for save in history.saved[-MAX_SAVED:]:
         message = f"saved {save.path}, {size(save.bytes)} in {duration(save.seconds)}"
         lines.append((save.time, save.step, message, ""))
@@ -246,7 +238,7 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
     for notice in noticed[:MAX_NOTICED]:
         lines.append((notice.time, _step(notice), str(notice.message), "" if notice.message in remarks else "warn"))
     if (more := len(noticed) - MAX_NOTICED) > 0:
-        lines.append((noticed[-1].time, _step(noticed[-1]), f"{more:,} more notices", ""))
+        lines.append((noticed[-1].time, _step(noticed[-1]), count(more, "more notice"), ""))
     for stall in history.stalls[-MAX_NOTICED:]:
         message = f"no progress of {stall.what} for {duration(stall.seconds)}: {stall.culprit} (stacks: {stall.stacks})"
         lines.append((stall.time, stall.step, message, "bad"))

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from steadytrain.config.figures import figure_words
-from steadytrain.config.plain import plain
+from steadytrain.config.plain import finite, plain
 from steadytrain.format import (
     NONE,
     clean,
@@ -83,7 +83,7 @@ def facts(summary: Summary) -> dict[str, str]:
         "waiting for images": percent(speed.wait_share, 1),
         "wall time": duration(speed.seconds),
         **({} if summary.cost is None else {"cost": f"{summary.cost}, at {summary.cost.price}"}),
-        "restarts": f"{course.restarts} ({course.repeated_steps:,} steps repeated)" if course.restarts else "0",
+        "restarts": f"{course.restarts} ({count(course.repeated_steps, 'step')} repeated)" if course.restarts else "0",
         **interruption_rows(summary),
         "steps": f"{progress.step:,} of {progress.steps:,}" if makes_updates and summary.tells_steps else NONE,
         "batch size": number(setup.batch_size) + batch if makes_updates else NONE,
@@ -92,7 +92,7 @@ def facts(summary: Summary) -> dict[str, str]:
         "training images": number(setup.num_train),
         "labels" if quality.is_multi_label else "classes": number(setup.num_classes),
         "device": " ".join(str(setup.machine[key]) for key in ("device", "precision") if key in setup.machine)
-        or number(setup.devices, unit=" devices"),
+        or (NONE if setup.devices is None else count(setup.devices, "device")),
         **({"read from": summary.log} if summary.log else {}),
     }
 
@@ -368,15 +368,6 @@ def to_json(runs: Sequence[Summary | Account]) -> str:
     return json.dumps(finite(document), indent=2, allow_nan=False) + "\n"
 
 
-def finite(value: Any) -> Any:
-    """Replace what is no finite number by None: JSON has none."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     """Return a table for a terminal: a line for each figure of one run, or a line for each of several runs.
 
@@ -400,9 +391,9 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     for run in (run for data_set in data_sets for run in runs if run.setup.data_set == data_set):
         of = "" if run.progress.step == run.progress.steps else f" of {epoch(run.progress.epochs)}"
         epochs = "probe" if is_probe(run) else epoch(run.progress.epoch) + of
-        best = f"{'mAP ' * (run.quality.is_multi_label and len(kinds) > 1)}{_interval(run.quality.best)}"
-        figures = [best, rate(run.speed.images_per_second), duration(run.speed.seconds)]
-        lines.append([clean(run.name), run.course.status, epochs, *figures])
+        metric, best = "mAP " * (run.quality.is_multi_label and len(kinds) > 1), run.quality.best
+        figures = [rate(run.speed.images_per_second), duration(run.speed.seconds)]
+        lines.append([clean(run.name), run.course.status, epochs, metric + (best.words if best else NONE), *figures])
     means = []
     for group in find_repeats(runs):
         if figures_of := list(zip(*spread_rows([group]), strict=True))[1:]:
@@ -416,14 +407,10 @@ def _score(score: RunScore | None) -> str:
         return NONE
     weights = "" if score.weights == "model" else f", {score.weights}"
     chosen = figure_words(score.figure, score.figure_value, score.mean_ap)
-    return ", ".join(filter(None, (f"{_interval(score)} {score.when}{weights}", chosen)))
+    return ", ".join(filter(None, (f"{score.words} {score.when}{weights}", chosen)))
 
 
 def _is_above_at_higher_loss(score: RunScore | None, best: RunScore | None) -> bool:
     if score is None or best is None or score.loss is None or best.loss is None:
         return False
     return score.value > best.value and score.loss > best.loss
-
-
-def _interval(score: RunScore | None) -> str:
-    return NONE if score is None else score.words

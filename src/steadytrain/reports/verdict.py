@@ -64,17 +64,24 @@ def held_back(account: Account) -> list[str]:
         return warnings
 
 
-def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -> str:
-    """Format a verdict in lines of at most ``width`` columns, by default the terminal's; commands stay whole."""
+def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None, is_short: bool = False) -> str:
+    """Format a verdict in lines of at most ``width`` columns, by default the terminal's; commands stay whole.
+
+    ``is_short``: of the first cause without its evidence and the names of the others, in about ten lines.
+    """
     width = _columns(width)
-    lines = [clean(name), ""]
+    gap, named = ([], 1) if is_short else ([""], MAX_CAUSES)
+    lines = [clean(name), *gap]
     for hang in diagnosis.hangs:
-        lines += [*wrap(f"hang: {clean(hang)}", width, "", "  "), ""]
-    for index, cause in enumerate(diagnosis.causes[:MAX_CAUSES], 1):
-        lines += [*_cause(index, cause, width), ""]
-    if more := diagnosis.causes[MAX_CAUSES:]:
+        lines += [*wrap(f"hang: {clean(hang)}", width, "", "  "), *gap]
+    for index, cause in enumerate(diagnosis.causes[:named], 1):
+        lines += [*_cause(index, replace(cause, evidence=()) if is_short else cause, width), *gap]
+    if more := diagnosis.causes[named:]:
         names = ", ".join(f"{_called(cause.name)} {percent(cause.share)}" for cause in more)
-        lines += [*wrap(f"also: {names}", width, "", "  "), ""]
+        lines += [*wrap(f"also: {names}", width, "", "  "), *gap]
+    time = wrap(f"time: {_ledger(diagnosis.ledger)}", width, "", "  ")
+    if is_short:
+        return "\n".join([*lines, *time])
     ledger, ceiling = diagnosis.ledger, diagnosis.ceiling
     overall, steady = number(ledger.images_per_second), number(ledger.steady_images_per_second)
     if ledger.images:
@@ -87,24 +94,10 @@ def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -
         lines += wrap(f"ceiling: {reaches} ({both}; {how})", width, "", "  ")
         if ceiling.mfu is not None:
             lines.append(f"model FLOPs utilisation (MFU): {percent(ceiling.mfu)} of what the device can compute")
-    lines += wrap(f"time: {_ledger(ledger)}", width, "", "  ")
+    lines += time
     if diagnosis.not_measurable:
         lines.append("not measurable here:")
         lines += [line for reason in diagnosis.not_measurable for line in wrap(reason, width, "  ", "    ")]
-    return "\n".join(lines)
-
-
-def verdict_short(diagnosis: Diagnosis, name: str, *, width: int | None = None) -> str:
-    """Format the first cause without its evidence, and the names of the others, in about ten lines."""
-    width = _columns(width)
-    lines = [clean(name)]
-    for hang in diagnosis.hangs:
-        lines += wrap(f"hang: {clean(hang)}", width, "", "  ")
-    lines += _cause(1, replace(diagnosis.causes[0], evidence=()), width)
-    if more := diagnosis.causes[1:]:
-        names = ", ".join(f"{_called(cause.name)} {percent(cause.share)}" for cause in more)
-        lines += wrap(f"also: {names}", width, "", "  ")
-    lines += wrap(f"time: {_ledger(diagnosis.ledger)}", width, "", "  ")
     return "\n".join(lines)
 
 

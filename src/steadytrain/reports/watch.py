@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from steadytrain.config.plain import plain
+from steadytrain.config.plain import finite, plain
 from steadytrain.cost.bill import Bill
 from steadytrain.cost.prices import Price
 from steadytrain.errors import InputError
@@ -27,7 +27,6 @@ from steadytrain.monitor.history import RunReach, RunScore, UnseenScore
 from steadytrain.monitor.history_reader import LogHistory
 from steadytrain.monitor.series import six_digits
 from steadytrain.reports.status import Signs, current_bill, signs, time_left
-from steadytrain.reports.tables import finite
 from steadytrain.reports.time_spent import BUCKETS_SHOWN
 from steadytrain.run import Run
 

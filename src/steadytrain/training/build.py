@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -165,25 +165,12 @@ def require_schedule(recipe: Recipe, num_train: int) -> None:
         )
 
 
-def started(
-    recipe: Recipe,
-    data: DataSets,
-    built: Built,
-    input: Input,
-    machine: dict[str, Any],
-    *,
-    step: int = 0,
-    startup: Mapping[str, float] | None = None,
-    startup_waits: Mapping[str, float] | None = None,
-    startup_disk_bytes: int | None = None,
-    began: float = 0.0,
-    price: Mapping[str, Any] | None = None,
-) -> Started:
-    """Make an attempt's first event: what is trained, on what, and where."""
+def started(recipe: Recipe, data: DataSets, built: Built, input: Input, machine: dict[str, Any]) -> Started:
+    """Make a run's first event: what is trained, on what, and where."""
     parameters, timeline = list(built.module.parameters()), Timeline(recipe, data.num_train)
     return Started(
         digest=recipe.digest,
-        step=step,
+        step=0,
         steps=timeline.steps,
         steps_per_epoch=timeline.steps_per_epoch,
         batch_size=recipe.batch_size,
@@ -200,11 +187,6 @@ def started(
             "unseen": _unseen_share(data.val or data.train, input),
         },
         machine=machine,
-        startup=startup or {},
-        startup_waits=startup_waits or {},
-        startup_disk_bytes=startup_disk_bytes,
-        began=began,
-        price=price,
     )
 
 
@@ -284,8 +266,8 @@ def state(
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]
     ema, average = None, partial(Ema, module, sources=sources, own_values=engine.own_values)
     if recipe.optim.swa is not None:
-        batches = recipe.batches(num_train)
-        start = round(batches.step(recipe.optim.swa * batches.images))
+        batches = recipe.batches(num_train) if num_train else None
+        start = 0 if batches is None else round(batches.step(recipe.optim.swa * batches.images))
         ema = average(None, start=start, copied=engine.copy(module))
     elif recipe.optim.ema is not None:
         ema = average(recipe.optim.ema, copied=engine.copy(module))

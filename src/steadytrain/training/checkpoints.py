@@ -34,7 +34,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save as to_bytes
 
-from steadytrain.errors import CheckpointError, ModelError, storage_error
+from steadytrain.errors import CheckpointError, FailedError, ModelError, describe_type, storage_error
 from steadytrain.files import create, open_regular, read_text, replacing, require_regular, sync
 from steadytrain.models.tensor_file import CHECKSUM, NO_CHECKSUM, other_weights, read_tensors, seal
 
@@ -246,7 +246,9 @@ def _split(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_split(v, f"{name}/{i}", tensors) for i, v in enumerate(value)]}
-    assert value is None or isinstance(value, str | int | float | bool), f"{name} is a {type(value).__name__}"
+    if value is not None and not isinstance(value, str | int | float | bool):  # of an optimizer of the user's, say
+        what = f"{name.strip('/')} is {describe_type(value)}"
+        raise FailedError(f"{what}, which no checkpoint holds: keep tensors, numbers, text, lists and tables there")
     return {"value": value}
 
 

@@ -3,20 +3,11 @@
 A change of bucket costs a reading of the clock and an addition, some 150 ns; an update makes about eight. Other threads
 may look at ``bucket``, ``since`` and ``step`` at any time.
 
-On a device that works while the host goes on, host time around a wait says little: a batch that comes late costs
-nothing while the device still has work. There an update leaves marks in the device's queue, before each of its parts
-and behind the last; they are read late, and nothing waits for them. The time between them is the device's, and what
-lies between two updates is its idle time. That goes to whatever the host was doing meanwhile; from the moment when the
-host had asked for the next update, to the transfer that it waited for.
-
-Where operations take less time than their launches, the time between two marks also holds the gaps in which the device
-waits for the host. Parts that were launched as a whole before the device began them hold none, and so tell how long the
-work takes. What the same part takes longer in another update is launching, the host's. Where the host never gets ahead
-by itself, it is given a start: one update in :data:`HOLD_EVERY` is queued behind a kernel that does nothing, for a
-little longer than the host takes to launch an update. The device makes up for that while it would wait for the host; a
-device that never waits loses 0.3 % at most. The gaps of an exchange are told otherwise, since it takes as long as the
-other ranks let it: where it was over before the host asked for what follows, the device waited for the host. Code that
-waits for the device within a part leaves no host ahead, and the gaps in the part.
+On a device that works while the host goes on, host time around a wait says little. There an update leaves marks in the
+device's queue, before each of its parts and behind the last; they are read late, and nothing waits for them. What lies
+between, and how gaps in a part are told from work, is in docs/ledger.md ("On a GPU"). The gaps of an exchange are told
+otherwise, since it takes as long as the other ranks let it: where it was over before the host asked for what follows,
+the device waited for the host.
 
 >>> clock = Clock(began=time.perf_counter() - 1.0)  # a second of imports before
 >>> clock.to("forward")

@@ -89,7 +89,7 @@ class DataSets:
 
     @cached_property
     def test_groups(self) -> NDArray[np.int64] | None:
-        """As :attr:`val_groups`, of the test images."""
+        """Groups of the test images, as :attr:`val_groups`."""
         return None if self.test is None else self.grouping(self.test, "test")
 
     @cached_property
@@ -699,11 +699,7 @@ def load(
 
 
 def join_batches(batches: Iterator[DeviceBatch], plan: Batches, step: int) -> Iterator[DeviceBatch]:
-    """Make the batches of updates from ``step`` on of those of the first size: one, or several in a row joined."""
-    return _joined(batches, plan, step) if plan.is_growing else batches
-
-
-def _joined(batches: Iterator[DeviceBatch], plan: Batches, step: int) -> Iterator[DeviceBatch]:
+    """Make the batches of updates from ``step`` on of those of the first size, some in a row joined to one."""
     for update in itertools.count(step):
         parts = list(itertools.islice(batches, plan.size(update) // plan.stages[0].images))
         if not parts:

@@ -1,9 +1,5 @@
 """Memory that runs out: half as many images go through the network at a time, and the run goes on.
 
-An update stays the mean over its whole batch: gradients of smaller passes are added up, as with ``optim.accumulate``.
-The result is that of the same accumulation by hand, to the last bit where the parts are equal. Batch norms are the
-exception: they take their statistics over the images of one pass. An evaluation's result does not depend on it.
-
 Ranks wait for each other within an update: one that cannot take part would leave the others waiting. So several ranks
 try a pass before the first update and agree on the smallest number; where memory runs out in an update all the same,
 that rank ends the attempt, and all begin the next one with as few images as it can take.

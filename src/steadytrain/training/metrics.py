@@ -132,12 +132,11 @@ def probabilities(logits: NDArray[np.float32], temperature: float = 1.0) -> NDAr
     return np.exp(-np.logaddexp(0, -scaled))
 
 
-def calibration(evaluation: Evaluation, bins: int = BINS, *, temperature: float = 1.0) -> Calibration:
+def calibration(evaluation: Evaluation, *, temperature: float = 1.0) -> Calibration:
     """Compute the expected calibration error (Guo et al. 2017, equation 3).
 
     Args:
         evaluation: with the outputs for each image; or with logits and labels, of several.
-        bins: of equal width, between 0 and 1.
         temperature: of the probabilities of several labels; those of outputs have theirs.
 
     >>> outputs = np.array([[0, 0.9, 0.1, 1], [0, 0.9, 2.3, 2]], np.float32)
@@ -147,11 +146,10 @@ def calibration(evaluation: Evaluation, bins: int = BINS, *, temperature: float 
     """
     if evaluation.mean_ap is not None:
         assert evaluation.logits is not None and evaluation.labels is not None
-        return calibration_of(
-            probabilities(evaluation.logits, temperature).ravel(), evaluation.labels.ravel() > 0, bins
-        )
+        values = probabilities(evaluation.logits, temperature)
+        return calibration_of(values.ravel(), evaluation.labels.ravel() > 0, BINS)
     assert evaluation.outputs is not None
-    return calibration_of(evaluation.outputs[:, 1].astype(np.float64), evaluation.outputs[:, 3] == 1, bins)
+    return calibration_of(evaluation.outputs[:, 1].astype(np.float64), evaluation.outputs[:, 3] == 1, BINS)
 
 
 def effective_n(is_right: NDArray[np.bool_], groups: Ints | None) -> float | None:

@@ -1,11 +1,6 @@
 """Number and memory formats of a network: one :class:`Policy`, and the fp32 masters of 16-bit parameters.
 
-``fp32`` computes as the parameters are; so does ``tf32``, whose convolutions and matrix products a GPU rounds to ten
-bits behind the point. ``bf16`` and ``fp16`` keep fp32 parameters and let autocast run the convolutions and matrix
-products in 16 bits (Micikevicius et al. 2018, "Mixed Precision Training"). ``pure-bf16`` and ``pure-fp16`` keep the
-parameters and their gradients in 16 bits too, and fp32 masters for the optimizer alone (section 3.1 there;
-``multi_precision`` in MXNet's optimizers): a pass converts nothing, and ranks exchange half as much. ``fp16`` and
-``pure-fp16`` scale the loss so that small gradients do not vanish, by a factor that adapts itself.
+docs/precision.md has what each format keeps and computes in how many bits.
 
 No host synchronisation, as read in torch 2.15: ``GradScaler.step`` calls ``.item()`` on its overflow flag, unless the
 optimizer says ``_step_supports_amp_scaling`` (the fused ones do): then scale and flag are handed over as tensors, the

@@ -169,7 +169,8 @@ class State:
     ``figure`` chooses the best weights; ``best`` is what theirs came to, times its sign (minus infinity: there are none
     yet), and ``best_loss`` their loss; ``evaluated`` the epoch of the last evaluation, ``misses`` how many there were
     since the best one, and ``plateau`` what a schedule that waits for them remembers; ``probe``: as ``best``, of a
-    fitted classifier before any update, if there was one.
+    fitted classifier before any update, if there was one; ``lost_best``: updates of the best weights on the disk, if
+    these are still to be made again.
     """
 
     module: nn.Module
@@ -186,6 +187,7 @@ class State:
     plateau: Plateau = field(default_factory=Plateau)
     misses: int = 0
     probe: float | None = None
+    lost_best: int = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values for :mod:`steadytrain.training.checkpoints`; all ranks call it.
@@ -250,7 +252,7 @@ class State:
         self.best, self.evaluated = state["best"], state["evaluated"]
         self.plateau = Plateau(**state.get("plateau", {}))  # earlier versions had none
         self.misses, self.probe = state.get("misses", 0), state.get("probe")  # not in those of older versions
-        self.best_loss = state.get("best_loss", math.inf)
+        self.best_loss, self.lost_best = state.get("best_loss", math.inf), state.get("lost_best", 0)
         # Each rank's own generators; a rank that was not there before keeps those that it began with.
         rank, device = self.engine.world.rank, self.engine.device
         generators = {name: saved[None] if saved.dim() == 1 else saved for name, saved in state["rng"].items()}

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from steadytrain.config import Recipe
 from steadytrain.distributed.world import World
 from steadytrain.errors import FailedError, SteadyError, first_line, storage_errors
-from steadytrain.files import Closing, read_table
+from steadytrain.files import Closing, read_table, replace_file
 from steadytrain.machine import facts
 from steadytrain.machine.children import ChildEndedError, Forked, ForkServer, serve_forks
 from steadytrain.machine.process import lasting_imports, share_cores
@@ -60,7 +60,7 @@ class ProbeOutcome:
 
     @property
     def failure(self) -> str:
-        """What went wrong, a line; empty where nothing did."""
+        """The fault, a line; empty where there was none."""
         return "" if self.trouble is None else self.error or self.trouble
 
 
@@ -180,7 +180,7 @@ def save_choices(recipe: Recipe, free: Iterable[str], ranks: int, choices: Mappi
     if (path := _choices_path(recipe, free, ranks)) is not None:
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(choices), encoding="utf-8")
+            replace_file(path, json.dumps(choices))
 
 
 def _choices_path(recipe: Recipe, free: Iterable[str], ranks: int) -> Path | None:

@@ -1,26 +1,7 @@
 """Predict how fast several devices train together, from measurements of one device alone.
 
-An update is a forward pass, a backward pass and the optimizer. While the backward pass goes on, gradients that are
-ready are exchanged in buckets, one after another; the exchange that remains when the pass ends is exposed and makes the
-update longer. The parts of the model and their sources:
-
-- An exchange of ``B`` bytes among ``n`` devices in a ring takes ``2 (n - 1) (latency + B / n / bandwidth)``: a
-  reduce-scatter and an all-gather of ``n - 1`` steps each (Thakur, Rabenseifner and Gropp 2005, "Optimization of
-  Collective Communication Operations in MPICH", section 4; Patarasuk and Yuan 2009 show that no other way needs fewer
-  bytes).
-- Between machines of ``g`` devices it is a reduce-scatter within each machine, a ring between the machines, and an
-  all-gather within each (Jia et al. 2018, "Highly Scalable Deep Learning Training System", section 3.4). The devices
-  of a machine share its network: together they send what one device per machine would.
-- Gradients are ready one after another, evenly over the backward pass, and buckets are filled in that order, the first
-  with 1 MiB, the others with 25 MiB. A bucket starts when its last gradient is ready and the one before it is through
-  (Li et al. 2020, "PyTorch Distributed", section 3.2; Shi et al. 2018, "A DAG Model of Synchronous SGD", section IV).
-- The loader of a machine gives so many images a second at most, however many devices wait for it.
-- All devices wait for the slowest. Where an update varies by a share `spread`, independently on each, it takes
-  ``1 + spread * m`` as long, ``m`` being the expected maximum of `n` normal numbers (Blom 1958: the quantile at
-  ``(n - 3/8) / (n + 1/4)``).
-
-What it leaves out: devices that are slower all the time, and that an exchange through a CPU takes time from what that
-CPU computes. Both make real updates longer.
+docs/scale.md has the model of an update, its sources, and what it leaves out: rings within machines and between them,
+buckets of gradients that go while the backward pass does, and devices that wait for the slowest and for the loader.
 
 >>> gradients = tuple(Gradient(bytes=1_000_000, ready=k / 10) for k in range(1, 11))
 >>> device = MeasuredDevice(batch_size=32, forward_seconds=0.03, backward_seconds=0.06, update_seconds=0.01,
@@ -307,14 +288,11 @@ def predict(
 ) -> ScalePrediction:
     """Predict the speed of a number of devices, each with the batch that was measured on one.
 
-    Args:
-        loader_images_per_second: of one machine.
-        bucket_bytes: after which a bucket is full; 0: each gradient by itself.
+    ``loader_images_per_second``: of one machine. ``bucket_bytes``: after which a bucket is full; 0: none has two.
     """
     machines, on_each = cluster.shape(devices)
     batch_size = device.batch_size * devices
     filled = buckets(device.gradients, first_bytes=min(FIRST_BUCKET, bucket_bytes), most_bytes=bucket_bytes)
-
     all_reduce = partial(cluster.all_reduce_seconds, devices=devices)
     exposed = exposed_seconds(filled, device.backward_seconds, all_reduce)
     by_bytes = exposed_seconds(filled, device.backward_seconds, partial(all_reduce, has_latency=False))

@@ -22,7 +22,7 @@ from typing import Any
 from steadytrain.config import Recipe
 from steadytrain.config.factories import FACTORY
 from steadytrain.config.figures import FIGURES, SIGN, USUAL, figure_value
-from steadytrain.config.plain import build, check_types, leaves, plain
+from steadytrain.config.plain import build, check_types, finite, leaves, plain
 from steadytrain.config.settings import require
 from steadytrain.config.strangers import GATES
 from steadytrain.data.storage.store import refuse_inner_addresses
@@ -32,7 +32,7 @@ from steadytrain.format import NONE, duration, epoch, fit_table, money, percent,
 from steadytrain.intervals import Interval, Spread, spread
 from steadytrain.reports import report
 from steadytrain.reports.summary import Account, all_reached
-from steadytrain.reports.tables import finite, spread_text
+from steadytrain.reports.tables import spread_text
 from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
 MOST_RUNS = 10_000

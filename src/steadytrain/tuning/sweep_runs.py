@@ -92,7 +92,7 @@ def _rungs_of(recipes: Sequence[Recipe], cases: int) -> list[float]:
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """What a sweep has trained: its cases, the names of those that were stopped early -> the epoch, and the points that
+    """Outcome of a sweep: its cases, the names of those that were stopped early -> the epoch, and the points that
     have no valid recipe, each with the reason."""
 
     cases: Sequence[Case]

@@ -21,9 +21,9 @@ from typing import Protocol
 
 from steadytrain.config import Recipe
 from steadytrain.config.plain import leaves
-from steadytrain.errors import FailedError, InputError, storage_errors
+from steadytrain.errors import FailedError, InputError
 from steadytrain.events import open_no_follow
-from steadytrain.files import read_table, read_text
+from steadytrain.files import read_table, read_text, replace_file
 from steadytrain.format import Say, count, epoch, percent
 from steadytrain.launch import Job, Plan, render
 from steadytrain.launch.plan import plan_text
@@ -262,8 +262,7 @@ class ArrayTrainer:
         plan = self._plan(unfinished, until)
         _, answer = submit(self._job, plan, self._folder, self._say)
         number = answer.partition(";")[0]
-        with storage_errors(path):
-            path.write_text(json.dumps({"job": number}), encoding="utf-8")
+        replace_file(path, json.dumps({"job": number}))
         for remark in plan.notes:
             self._say(remark)
         raise PendingSweep(f"submitted {count(len(unfinished), 'run')} as array job {number}: {again}")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.data.packing.pictures import picture, write_folder
+from tests.data.sources.samples import encoded, write_tar
 from tests.data.sources.test_arrays_idx import write_idx
 
 from steadytrain.cli.check import report_text
@@ -352,3 +353,9 @@ def test_strange_images_are_told(data_folder: Path) -> None:
     assert report.num_images == 234
     assert counts["orientation"] == 14
     assert counts["cmyk"] >= 3
+
+
+def test_a_validation_set_that_cannot_be_listed_is_said(folder: Path, tmp_path: Path) -> None:
+    val = write_tar(tmp_path / "val.tar", {"1.png": encoded(1), "2.png": encoded(2)})
+    with pytest.raises(DataError, match=r"the images in .*val\.tar have no classes"):
+        _examine(folder, val=val)

@@ -40,6 +40,11 @@ def _tar(file: io.BytesIO) -> None:
         tar.addfile(tarfile.TarInfo("a/b.jpg"))
 
 
+def _xlsx(file: io.BytesIO) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("[Content_Types].xml", "<Types/>")
+
+
 def _zip(file: io.BytesIO) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a/b.jpg", "x")
@@ -48,6 +53,7 @@ def _zip(file: io.BytesIO) -> None:
 FILES: dict[str, bytes] = {
     "a tar archive": _in_memory(_tar),
     "a zip archive": _in_memory(_zip),
+    "an Office document (Excel, Word)": _in_memory(_xlsx),
     "a gzip file": gzip.compress(b"x" * 99),
     "a bzip2 file": bz2.compress(b"x" * 99),
     "an xz file": lzma.compress(b"x" * 99),

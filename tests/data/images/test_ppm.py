@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from steadytrain.data.images.decode import from_ppm
+from steadytrain.data.images.decode import BadImageError, decode, from_ppm
 from steadytrain.data.images.encode import to_ppm
 
 
@@ -50,3 +50,8 @@ def test_pixels_are_not_copied() -> None:
 )
 def test_anything_else_is_left_to_a_decoder(data: bytes) -> None:
     assert from_ppm(data) is None
+
+
+def test_floats_in_the_form_of_a_ppm_are_refused() -> None:
+    with pytest.raises(BadImageError, match="32-bit float"):
+        decode(b"Pf\n2 2\n-1.0\n" + bytes(16))

@@ -322,6 +322,7 @@ def test_photographs_are_decoded_in_part_with_the_same_bytes(
     assert same(got, run(images, cut, train=train, keep_bytes=0))
 
 
+@NEEDS_PARTS
 def test_chroma_of_a_form_without_a_name_is_read(extracted: Callable[[str], Path]) -> None:
     """4:4:1, luma sampled 1 x 4: what turning a 4:1:1 file without loss leaves."""
     path = min(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))

@@ -144,3 +144,13 @@ def test_files_without_a_partner_or_with_several_say_so(tmp_path: Path) -> None:
         write_idx(tmp_path / "several", name, PLAIN, LABELS)
     with pytest.raises(DataError, match=r"holds several sets .*: give one of these files"):
         found(tmp_path / "several", tmp_path)
+
+
+def test_what_a_mac_leaves_beside_the_files_is_no_set(
+    tmp_path: Path, digits: tuple[NDArray[np.uint8], NDArray[np.uint8]]
+) -> None:
+    for name in ("train", "t10k"):
+        write_idx(tmp_path / "mnist", name, digits[0][:9], digits[1][:9])
+        for kind in ("images-idx3", "labels-idx1"):
+            (tmp_path / "mnist" / f"._{name}-{kind}-ubyte").write_bytes(b"\0\5\x16\7" + bytes(99))
+    assert [listing.split for listing in found(tmp_path / "mnist", tmp_path / "scratch")] == ["train", "test"]

@@ -20,6 +20,7 @@ from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.data.sources.find import find_all, require_there
 from steadytrain.data.sources.folder import list_folder
+from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.tables import read_list
 from steadytrain.errors import DataError
 
@@ -250,3 +251,36 @@ def test_every_table_that_may_hold_the_labels_is_named(tmp_path: Path) -> None:
         (tmp_path / name).write_text("path,label\na.png,cat\nb.png,dog\n")
     with pytest.raises(DataError, match=r"give .*notes\.csv or .*truth\.csv, if it holds their labels"):
         found(tmp_path, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("form", ["a table", "labels"])
+def test_a_table_in_a_compressed_file_of_its_own(tmp_path: Path, form: str) -> None:
+    (tmp_path / "images").mkdir()
+    for number in range(2):
+        (tmp_path / "images" / f"{number}.png").write_bytes(encoded(number))
+    text = b"id,label\n0,cat\n1,dog\n"
+    (tmp_path / "labels.csv.gz").write_bytes(gzip.compress(text))
+    with zipfile.ZipFile(tmp_path / "labels.csv.zip", "w") as archive:
+        archive.writestr("labels.csv", text)
+
+    def read(name: str) -> list[Listing]:
+        if form == "labels":
+            return found(tmp_path / "images", tmp_path / "scratch", labels=tmp_path / name)
+        return found(tmp_path / name, tmp_path / "scratch", root=tmp_path / "images" if name.endswith("gz") else None)
+
+    [listing] = read("labels.csv.gz")
+    assert (listing.classes, listing.labels.tolist()) == (("cat", "dog"), [0, 1])
+    with pytest.raises(DataError, match=r"labels\.csv\.zip holds .*unpack it, and give the file"):
+        read("labels.csv.zip")
+
+
+def test_a_workbook_is_named_with_the_way_to_a_table(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "photos", {"cat": 2, "dog": 2})
+    with zipfile.ZipFile(tmp_path / "labels.xlsx", "w") as book:
+        book.writestr("[Content_Types].xml", "<Types/>")
+        book.writestr("xl/workbook.xml", "<workbook/>")
+    (tmp_path / "labels.xls").write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504))
+    for name in ("labels.xlsx", "labels.xls"):
+        for source, labels in ((folder, tmp_path / name), (tmp_path / name, None)):
+            with pytest.raises(DataError, match=rf"{name} is an Office document .*: save its table as CSV, and give"):
+                found(source, tmp_path / "scratch", labels=labels)

@@ -6,9 +6,9 @@ import importlib.util
 import json
 import pickle
 import re
+import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,14 @@ def _datumaro(root: Path) -> None:
     )
 
 
+def _create_ml(root: Path) -> None:
+    for split, folder in enumerate(("train", "valid")):
+        _pictures(root / folder, 10 * split)
+        places = [{"label": WORDS[(n + split) % 2], "coordinates": {"x": 1, "y": 1}} for n in range(4)]
+        images = [{"image": f"{n}.png", "annotations": [place]} for n, place in enumerate(places)]
+        _file(root / folder / "_annotations.createml.json", images)
+
+
 TABLES: dict[str, tuple[Callable[[Path], None], str]] = {
     "COCO": (_coco(("train2017", "val2017"), "annotations/instances_{}.json"), "COCO"),
     "COCO, images": (_coco(("images/train", "images/val"), "annotations/{}.json"), "COCO"),
@@ -156,6 +164,7 @@ TABLES: dict[str, tuple[Callable[[Path], None], str]] = {
     "FiftyOne": (_fiftyone, "FiftyOne"),
     "FiftyOne, classes": (_fiftyone_classes, "FiftyOne"),
     "Datumaro": (_datumaro, "Datumaro"),
+    "Create ML of Roboflow": (_create_ml, "Create ML"),
 }
 
 
@@ -337,13 +346,19 @@ def test_feather_becomes_parquet(tmp_path: Path) -> None:
     assert (listing.classes, listing.labels.tolist()) == (WORDS, [0, 1, 0, 1])
 
 
-def test_inside_an_archive_they_are_named(tmp_path: Path) -> None:
-    _coco(("train2017", "val2017"), "annotations/instances_{}.json")(tmp_path / "set")
-    with zipfile.ZipFile(tmp_path / "set.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted((tmp_path / "set").rglob("*.*")):
-            archive.write(path, path.relative_to(tmp_path / "set"))
-    message = _refused(tmp_path / "set.zip", tmp_path / "scratch")
-    assert message.startswith(f"{tmp_path / 'set.zip'} holds annotations of COCO's form: unpack it")
+@pytest.mark.parametrize("folders", [("train2017", "val2017"), ("images",)])
+@pytest.mark.parametrize("form", ["zip", "tar", "gztar"])
+def test_inside_an_archive_they_are_named(tmp_path: Path, form: str, folders: tuple[str, ...]) -> None:
+    _coco(folders, "annotations/instances_{}.json")(tmp_path / "set")
+    archive = shutil.make_archive(str(tmp_path / "set"), form, tmp_path / "set")
+    message = _refused(Path(archive), tmp_path / "scratch")
+    assert message.startswith(f"{archive} holds annotations of COCO's form: unpack it")
+
+
+def test_a_description_of_a_set_is_no_table(tmp_path: Path) -> None:
+    _file(tmp_path / "data.yaml", "path: ../photos\ntrain: train\nnames: [cat, dog]\n")
+    message = _refused(tmp_path / "data.yaml", tmp_path / "scratch")
+    assert message.startswith(f"{tmp_path / 'data.yaml'} is a description of a set, as Ultralytics reads it: give")
 
 
 def test_check_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

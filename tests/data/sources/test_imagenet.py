@@ -204,7 +204,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         "line 2 is not an image name followed by boxes",
     ),
     "no text": (b"\x00\x01\x02\x03", "is not a file of labels"),
-    "latin": ("n01440764\n\xe9\n".encode("latin-1"), "is not UTF-8 text at byte 10"),
+    "latin": ("n01440764\n\xe9\n".encode("latin-1"), r"is not UTF-8 text \(0xe9 found"),
 }
 
 

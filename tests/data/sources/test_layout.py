@@ -430,6 +430,10 @@ NO_LABELS = {
     "one level deeper": (["data/train/1.jpg", "data/test/1.jpg"], "train and (data/)?test are splits"),
     "beside figures": (["train/1.jpg", "test/1.jpg", "figures/1.png", "cover.png"], "train and test are splits"),
     "boxes beside images": (["train/images/1.jpg", "train/labels/1.txt", "valid/images/1.jpg"], "/images are splits"),
+    "boxes beside one folder of images": (
+        ["images/a.jpg", "images/b.jpg", "annotations/a.xml"],
+        r"no classes \(no table holds labels\): give their labels with --labels FILE",
+    ),
     "images and masks": (
         ["images/cat_1.jpg", "images/cat_2.jpg", "images/dog_1.jpg", "images/dog_2.jpg", "masks/cat_1.png"],
         r"names seem to begin with the class \(cat, dog\)",
@@ -440,6 +444,10 @@ NO_LABELS = {
         r"holds fold1, fold2, each with folders of the same names \(a, b\), so these may be .* parts of one set: s",
     ),
     "parts of a split": (["train1/1.jpg", "train2/1.jpg"], "no table holds labels"),
+    "annotations in folders of the classes' names": (
+        ["Images/a/1.jpg", "Images/b/1.jpg", "Annotation/a/1.xml", "Annotation/b/1.xml"],
+        r"1 class folder holds no image in .* \(Annotation\): .* \(did you mean .*Images.*\? It holds a, b\)",
+    ),
     "two of a split": (["train/a/1.jpg", "train/b/1.jpg", "test1/a/1.jpg", "test2/a/1.jpg"], "both test1 and test2"),
 }
 
@@ -802,3 +810,87 @@ def test_groups_in_classes_may_be_called_as_some_classes_are(tmp_path: Path, nam
     files = _images(*names)
     [listing] = found(_folder(files, tmp_path / "set"), tmp_path / "scratch")
     assert _labels([listing], files) == {"": {name: name.partition("/")[0] for name in names}}
+
+
+def test_test_images_in_an_archive_of_their_own_need_no_labels(tmp_path: Path) -> None:
+    """As in a folder: train.zip has folders of classes, test.zip has images alone."""
+    _zip(_images("train/cat/1.png", "train/dog/2.png"), tmp_path / "set" / "train")
+    test = _zip(_images("test/3.png", "test/4.png"), tmp_path / "set" / "test")
+    messages: list[str] = []
+    [listing] = found(tmp_path / "set", tmp_path / "scratch", messages)
+    assert (listing.split, listing.classes) == ("train", ("cat", "dog"))
+    assert messages[-1].startswith(f"skipped: the images in {test} have no classes")
+    test.write_bytes(test.read_bytes()[:-30])
+    with pytest.raises(DataError, match=r"test\.zip is cut short"):
+        found(tmp_path / "set", tmp_path / "scratch")
+
+
+@pytest.mark.skipif(shutil.which("tar") is None or shutil.which("sed") is None, reason="there is no tar or sed here")
+def test_the_command_for_labels_in_names_reads_the_archive_of_the_split(tmp_path: Path) -> None:
+    train = _images("train/cat.0.jpg", "train/cat.1.jpg", "train/dog.0.jpg", "train/dog.1.jpg")
+    for name, files in (("train", train), ("test1", _images("test1/1.jpg"))):
+        (tmp_path / "a set").mkdir(exist_ok=True)
+        _tar(files, tmp_path / "a set" / name)
+    with pytest.raises(DataError, match=r"run the same command again with --labels labels\.csv: tar -tf ") as error:
+        found(tmp_path / "a set", tmp_path / "scratch")
+    command = str(error.value)[str(error.value).index("tar -tf ") :]
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    [listing] = found(tmp_path / "a set", tmp_path / "scratch", labels=tmp_path / "labels.csv")
+    assert (listing.split, listing.classes, listing.labels.tolist()) == ("train", ("cat", "dog"), [0, 0, 1, 1])
+
+
+def test_folders_called_train_test_and_meta_are_no_files_of_cifar(tmp_path: Path) -> None:
+    files = _images("train/0/1.png", "train/1/2.png", "test/0/3.png", "test/1/4.png", "meta/0.png")
+    train, test = found(_folder(files, tmp_path / "set"), tmp_path / "scratch")
+    assert [(part.split, len(part)) for part in (train, test)] == [("train", 2), ("test", 2)]
+
+
+def test_folders_called_like_archives_are_folders(tmp_path: Path) -> None:
+    [listing] = found(_folder(_images("cat.zip/1.png", "dog.tar/2.png"), tmp_path / "set"), tmp_path / "scratch")
+    assert listing.classes == ("cat.zip", "dog.tar")
+
+
+def test_parts_of_a_training_set_are_packed_by_the_command_in_the_message(tmp_path: Path) -> None:
+    source = _folder(
+        _images("train.X1/a/1.png", "train.X2/b/2.png", "val.X/a/3.png", "val.X/b/4.png"), tmp_path / "set"
+    )
+    parts = rf"{source}/train\.X1 {source}/train\.X2"
+    with pytest.raises(DataError, match=rf"both train\.X1 and train\.X2: keep .*: steady pack {parts} OUT"):
+        found(source, tmp_path / "scratch")
+
+
+def test_images_in_another_folder_that_the_table_names_are_the_training_set(tmp_path: Path) -> None:
+    """They were merged with those of val and test, whose names are shorter than the word train."""
+    names = [f"{folder}/{number}.png" for folder in ("photos", "val", "test") for number in range(2)]
+    table = "".join(f"{name},{'cat' if '0' in name else 'dog'}\n" for name in names)
+    source = _folder({**_images(*names), "labels.csv": f"path,label\n{table}".encode()}, tmp_path / "set")
+    messages: list[str] = []
+    listings = found(source, tmp_path / "scratch", messages)
+    assert {part.split: list(part.names) for part in listings} == {
+        "train": names[:2],
+        "val": names[2:4],
+        "test": names[4:],
+    }
+    assert not messages
+
+
+PARTS = [
+    ("images_001", "images_002"),
+    ("train_1", "train_2"),
+    ("set_part_1", "set_part_2"),
+    ("photos-20260101T080910Z-001", "photos-20260101T080910Z-002"),
+]
+
+
+@pytest.mark.parametrize("pack", [_tar, _zip])
+@pytest.mark.parametrize("names", PARTS)
+def test_archives_that_are_parts_of_one_set_are_no_classes(
+    tmp_path: Path, names: tuple[str, str], pack: Callable[[Files, Path], Path]
+) -> None:
+    for number, name in enumerate(names):
+        pack(_images(f"images/{number}a.png", f"images/{number}b.png"), tmp_path / "set" / name)
+    with pytest.raises(DataError, match=r"the images in .*set have no classes"):
+        found(tmp_path / "set", tmp_path / "scratch")
+    (tmp_path / "labels.csv").write_text("path,label\n0a.png,cat\n0b.png,dog\n1a.png,cat\n1b.png,dog\n")
+    [listing] = found(tmp_path / "set", tmp_path / "scratch", labels=tmp_path / "labels.csv")
+    assert (listing.classes, listing.labels.tolist()) == (("cat", "dog"), [0, 1, 0, 1])

@@ -466,3 +466,19 @@ def test_a_table_of_paths_is_read_as_any_table(tmp_path: Path) -> None:
     assert (test.split, test.names) == ("test", names[4:])
     moved = path.rename(tmp_path / "im" / "a.parquet")
     assert found(moved, tmp_path / "s", root=tmp_path)[0].names == names[:4]
+
+
+def test_a_column_of_texts_that_is_named_for_the_images_is_refused(tmp_path: Path) -> None:
+    columns = {"image": _images(2), "file_name": ["a.png", "b.png"], "label": [0, 1]}
+    path = _write(tmp_path / "a.parquet", _table(columns, types={"file_name": pa.string()}))
+    with pytest.raises(DataError, match=r"no column for images, .*: give one by --path-column"):
+        found(path, tmp_path / "scratch", columns=ColumnNames(path="file_name"))
+
+
+def test_texts_that_are_not_utf8_are_damage(tmp_path: Path) -> None:
+    offsets = np.array([0, 1, 2], np.int32)
+    names = pa.StringArray.from_buffers(2, pa.py_buffer(offsets), pa.py_buffer(b"a\xff"))
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"image": pa.array(_images(2), IMAGE), "label": names}), path)
+    with pytest.raises(DataError, match="is damaged or cut short"):
+        found(path, tmp_path / "scratch")

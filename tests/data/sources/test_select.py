@@ -378,3 +378,9 @@ def test_nothing_asked_for_changes_nothing() -> None:
     assert told(choose([listing])[0]) == told(listing)
     assert told(shard(listing, 1)[0]) == told(listing)
     assert told(merge([listing]))["labels"] == [0, 1]
+
+
+def test_the_label_column_that_all_tables_share_is_kept() -> None:
+    """A table that validates is read by it."""
+    one, other = (replace(_listing([0, 1], "ab"), label_column=name) for name in ("breed", "animal"))
+    assert [merge(parts).label_column for parts in ([one, one], [one, other])] == ["breed", ""]

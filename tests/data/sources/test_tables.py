@@ -586,3 +586,11 @@ def test_printed_quotation_marks_are_no_part_of_a_name(read: Read) -> None:
         [listing] = read(f"path,label\na.jpg,{marks[0]}cat{marks[1]}\nb.jpg,{marks[0]}dog{marks[1]}\n")
         assert listing.classes == ("cat", "dog")
     assert read("path,label\na.jpg,(cat)\nb.jpg,(dog)\n")[0].classes == ("(cat)", "(dog)")
+
+
+@pytest.mark.parametrize("row", [1, 300])
+def test_images_in_the_cells_of_a_table_are_refused(tmp_path: Path, row: int) -> None:
+    cells = ["a" * (200_000 if number == row else 9) for number in range(400)]
+    (tmp_path / "a.csv").write_text("".join(f"{number}.png,cat,{cell}\n" for number, cell in enumerate(cells)))
+    with pytest.raises(DataError, match=r"a\.csv: .*field limit.*: images in cells are not read, write each as a file"):
+        found(tmp_path / "a.csv", tmp_path / "scratch")

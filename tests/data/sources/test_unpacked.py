@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import tarfile
@@ -21,7 +22,7 @@ from steadytrain.data.images.decode import BadImageError, decode
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.unpacked import Unpacked
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, StorageError
 
 CLASSES = {"cat": 5, "dog": 4, "emu": 3}
 
@@ -208,3 +209,16 @@ def test_a_damaged_member_of_a_zip_is_refused_as_packing_refuses_it(tmp_path: Pa
                 unpacked.image(1)
     (packed,) = pack(tmp_path / "photos.zip", tmp_path / "set")
     assert [(file.name, "damaged" in file.reason) for file in packed.card.rejected] == [("cat/2.bmp", True)]
+
+
+def test_a_disk_without_room_is_said_where_an_archive_is_decompressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = as_tar_gz(write_folder(tmp_path / "photos", {"cat": 2, "dog": 2}), tmp_path)
+
+    def full(path: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("steadytrain.data.sources.archives.shutil.disk_usage", full)
+    with pytest.raises(StorageError):
+        Unpacked.open(source)

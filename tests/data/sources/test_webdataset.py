@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -190,3 +191,26 @@ def test_members_that_form_no_samples_are_refused_with_the_reason(tmp_path: Path
     files = [(name, b"1" if name.endswith("cls") else encoded(n)) for n, name in enumerate(MISNAMED[message])]
     with pytest.raises(DataError, match=message):
         found(write_tar(tmp_path / "s.tar", files), tmp_path)
+
+
+def test_half_a_character_is_no_label(tmp_path: Path) -> None:
+    path = _shard(tmp_path / "a.tar", _samples(4, "json", [b'{"label": "\\ud83d"}', b'{"label": "dog"}']))
+    with pytest.raises(DataError, match=r"the \.json of sample 000000 is not a JSON object .*surrogates not allowed"):
+        found(path, tmp_path / "scratch")
+
+
+def test_what_a_mac_puts_into_a_zip_is_no_folder_of_samples(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for number, label in enumerate(["cat", "dog"] * 4):
+            for suffix, data in (("png", encoded(number)), ("txt", label.encode())):
+                archive.writestr(f"set/{number}.{suffix}", data)
+                archive.writestr(f"__MACOSX/set/._{number}.{suffix}", b"\0\5\x16\7")
+    [listing] = found(tmp_path / "a.zip", tmp_path / "scratch")
+    assert (listing.classes, len(listing)) == (("cat", "dog"), 8)
+
+
+def test_urls_in_the_json_of_samples_are_no_labels_of_a_table(tmp_path: Path) -> None:
+    fields = [{"url": "http://x.org/a.jpg", "caption": "a dog"}]
+    path = _shard(tmp_path / "a.tar", _samples(30, "json", fields))
+    with pytest.raises(DataError, match=r"the \.json of sample 000000 has no label field"):
+        found(path, tmp_path / "scratch")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import struct
 import zipfile
 import zlib
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.data.packing.pictures import write_folder
 from tests.data.sources.samples import encoded, found
 
 from steadytrain.data.packing.pack import pack
@@ -135,3 +137,13 @@ def test_an_image_that_a_bit_was_lost_of_is_left_out_and_named(tmp_path: Path, m
     assert "damaged" in card.rejected[0].reason
     both = merge([found(tmp_path / "a.zip", tmp_path)[0]] * 2)
     assert both.pieces is not None and both.pieces.take(np.array([9]))[0].crc == zlib.crc32(encoded(1))
+
+
+@pytest.mark.parametrize("name", ["photos.zip.001", "photos.tar.gz.partaa"])
+def test_a_part_of_a_divided_file_is_named_as_one(tmp_path: Path, name: str) -> None:
+    folder = write_folder(tmp_path / "photos", {"cat": 2, "dog": 2})
+    archive = shutil.make_archive(str(tmp_path / "whole"), "gztar" if "gz" in name else "zip", folder)
+    whole = Path(archive).read_bytes()
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"is cut short.*: it is one of several parts, .*: cat .*\.\* > .*photos"):
+        found(tmp_path / name, tmp_path / "scratch")

@@ -365,8 +365,8 @@ def remedies_for_source(
     *,
     total: int,
     bad: int,
-    root: Path | None = None,
-    labels: Path | None = None,
+    root: str | Path | None = None,
+    labels: str | Path | None = None,
     columns: Sequence[tuple[str, str]] = (),
 ) -> Remedies:
     """Remedies for a folder or other sources of ``total`` images, of which ``bad`` cannot be used.

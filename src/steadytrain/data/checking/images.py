@@ -91,12 +91,7 @@ class ImageTally:
 
 
 def check_classes(
-    classes: Sequence[str],
-    counts: Sequence[int],
-    findings: Findings,
-    *,
-    required: bool = True,
-    split: str = "",
+    classes: Sequence[str], counts: Sequence[int], findings: Findings, *, required: bool = True, split: str = ""
 ) -> None:
     """Add what is notable about the numbers of images of classes.
 

@@ -1,16 +1,4 @@
-"""Examine a record file that may be damaged: what is wrong with it, at which byte, and what can still be read.
-
->>> import tempfile
->>> from steadytrain.data.recordio.framing import pack_header
->>> from steadytrain.data.recordio.writer import RecordWriter
->>> path = Path(tempfile.mkdtemp()) / "two.rec"
->>> with RecordWriter(path) as writer:
-...     for number in range(2):
-...         writer.write(pack_header(number, id=number) + b"<html>404", key=number)
->>> findings = examine_records(path, workers=0).report.findings
->>> [finding.detail for finding in findings.of("not-images")]
-['none of 2 records holds an image (the first: an HTML page)']
-"""
+"""Examine a record file that may be damaged: what is wrong with it, at which byte, and what can still be read."""
 
 from __future__ import annotations
 
@@ -58,7 +46,7 @@ class Examined:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """By the card, or the numbers; empty where labels are none."""
+        """Names of the classes, by the card, or their numbers; empty where labels are none."""
         return tuple(self.labels.classes)
 
 

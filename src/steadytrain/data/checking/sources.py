@@ -24,11 +24,7 @@ from steadytrain.data.images.look import Look, look_in_children
 from steadytrain.data.packing.pack import default_max_bad
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all
-from steadytrain.data.sources.folder import (
-    list_folder,
-    list_unclassed,
-    scan_folder,
-)
+from steadytrain.data.sources.folder import list_folder, list_unclassed, scan_folder
 from steadytrain.data.sources.layout import class_splits, flat_splits, look_on_disk
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, look_at_files
 from steadytrain.data.storage.scratch import scratch_beside
@@ -40,8 +36,8 @@ def examine_source(
     source: str | Path | Sequence[str | Path],
     *,
     val: str | Path | None = None,
-    root: Path | None = None,
-    labels: Path | None = None,
+    root: str | Path | None = None,
+    labels: str | Path | None = None,
     path_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     split_column: str | None = None,
@@ -67,7 +63,7 @@ def examine_source(
         say: takes the report's remarks as they come: what lasts is announced before it is begun.
 
     Raises:
-        DataError: there is no such source.
+        DataError: there is no such source, or ``val`` cannot be listed.
         FailedError: no process can be started.
     """
     began = time.monotonic()
@@ -101,7 +97,9 @@ def examine_source(
             return Report(path=shown, what=kind, findings=findings, of_files=True, bytes=num_bytes, remedies=remedies)
         if val is not None:
             only_zip = ColumnNames(zip_names=columns.zip_names)
-            others, _ = _list_anyway([str(val)], columns=only_zip, scratch=scratch / "val", say=remark)
+            others, why = _list_anyway([str(val)], columns=only_zip, scratch=scratch / "val", say=remark)
+            if not others:
+                raise DataError(why)
             chosen = [listing for listing in others if listing.split == "val"] or others[:1]
             listings = [replace(listings[0], split="train"), *(replace(part, split="val") for part in chosen)]
         total = sum(map(len, listings))
@@ -172,8 +170,8 @@ def _describe(sources: Sequence[str]) -> tuple[str, FileType | None]:
 def _list_anyway(
     sources: Sequence[str],
     *,
-    root: Path | None = None,
-    labels: Path | None = None,
+    root: str | Path | None = None,
+    labels: str | Path | None = None,
     columns: ColumnNames | None = None,
     scratch: Path,
     say: Say,

@@ -33,6 +33,7 @@ class DataSet:
     train_per_class: int | None = None
     val_fraction: float | None = None
     has_test: bool = False
+    also: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -44,12 +45,13 @@ class DataSet:
 def catalogue() -> Mapping[str, DataSet]:
     """Return every data set by its name, in the order of the table."""
     text = resources.files("steadytrain.data.fetching").joinpath("datasets.toml").read_text(encoding="utf-8")
-    return {name: _data_set(name, entry) for name, entry in tomllib.loads(text).items()}
+    entries = tomllib.loads(text)
+    return {name: _data_set(name, {**entries.get(entry.get("like"), {}), **entry}) for name, entry in entries.items()}
 
 
 def _data_set(name: str, entry: Mapping[str, Any]) -> DataSet:
     known = {field.name for field in fields(DataSet)}
-    files = tuple(WebFile(**{**file, "urls": tuple(file["urls"])}) for file in entry["files"])
+    files = tuple(WebFile(**file, urls=tuple(f"{at}/{file['name']}" for at in entry["at"])) for file in entry["files"])
     return DataSet(name=name, files=files, **{key: value for key, value in entry.items() if key in known - {"files"}})
 
 
@@ -64,9 +66,7 @@ def find_data_set(name: str) -> DataSet:
     """
     if _plain(name) in ("imagenet", "imagenet1k", "ilsvrc2012"):
         raise InputError(_IMAGENET)
-    spelt = {_plain(known): data_set for known, data_set in catalogue().items()} | {
-        other: catalogue()[known] for other, known in OTHER_NAMES.items()
-    }
+    spelt = {other: data_set for known, data_set in catalogue().items() for other in (_plain(known), *data_set.also)}
     if (data_set := spelt.get(_plain(name))) is not None:
         return data_set
     hint = did_you_mean(name.lower(), catalogue()) or f" There are: {', '.join(catalogue())}."
@@ -78,23 +78,6 @@ _IMAGENET = (
     " helps), agree to its terms, download ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and"
     " ILSVRC2012_devkit_t12.tar.gz into one folder, unchanged; then run steady pack FOLDER imagenet --shorter-side 256"
 )
-
-OTHER_NAMES = {
-    "oxfordpets": "pets",
-    "oxfordiiitpet": "pets",
-    "oxfordiiitpets": "pets",
-    "flowers": "flowers102",
-    "oxfordflowers102": "flowers102",
-    "cub": "cub200",
-    "cub2002011": "cub200",
-    "imagenette2": "imagenette",
-    "imagenette2320": "imagenette-320",
-    "imagenette2160": "imagenette-160",
-    "imagewoof2": "imagewoof",
-    "imagewoof2320": "imagewoof-320",
-    "imagewoof2160": "imagewoof-160",
-}
-"""Other names of the data sets, without signs."""
 
 
 def _plain(name: str) -> str:

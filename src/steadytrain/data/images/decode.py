@@ -1,26 +1,7 @@
-"""Decode any image file to upright 8-bit grey or RGB pixels; count their mean and standard deviation.
+"""Decode any image file to upright 8-bit grey or RGB pixels.
 
 What is read: JPEG, PNG, BMP, GIF, TIFF, WebP, PPM and AVIF, whatever the file's name says. The first frame counts.
-
-================================  ==========================================================================
-in the file                       becomes
-================================  ==========================================================================
-grey or RGB of 8 bits             what it is
-1 bit                             grey 0 or 255
-16-bit grey, 32-bit integer grey  grey, divided by 257 and rounded; outside 0 to 65535 it is refused
-grey of 9 to 15 bits              grey, scaled from that range, where the file says so (below)
-16-bit RGB                        RGB, the upper 8 bits; as grey, where a PNG says that it has fewer
-palette                           RGB
-transparency of any kind          laid over white; grey stays grey
-CMYK, YCCK, YCbCr, Lab, HSV       RGB, colour profiles ignored
-CMYK TIFF without a word of inks  refused (below)
-TIFF with further bands           dropped, but for declared transparency
-32-bit float                      refused: its range is not known
-EXIF or XMP orientation 2 to 8    turned upright
-more than 100 million pixels      refused, by the header, before anything is decoded
-WebP of more than 67 million      refused, by the header: decoding would take more than 1 GiB
-CMYK JPEG of more than 89         the same
-================================  ==========================================================================
+docs/odd-images.md, which the tests make, has what becomes of each kind of file.
 
 Cameras and scanners give 10, 12 or 14 bits, which stand in files of 16. How many they are is said by ``sBIT`` of a PNG,
 by the bits a sample or the largest value of a TIFF, or by OME's ``SignificantBits``. Where nothing says so, the values
@@ -164,7 +145,7 @@ def _stored_bits(image: Image.Image, data: bytes | memoryview) -> int:
         return 8 if found is None else {0x40: 10, 0x60: 12}.get(found[1][0] & 0x60, 8)
     is_ppm = image.format == "PPM" and image.mode != "1"
     words = re.sub(rb"#[^\n]*", b"", bytes(data[:200])).split()[3:4] if is_ppm else []  # the largest value
-    return 16 if words and int(words[0]) > 255 else 8
+    return 16 if words and words[0].isdigit() and int(words[0]) > 255 else 8
 
 
 def _significant_bits(image: Image.Image, data: bytes | memoryview) -> int | None:
@@ -375,7 +356,7 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def flatten(image: Image.Image) -> Image.Image:
-    """Convert to mode ``L`` or ``RGB`` of 8 bits, by the table above.
+    """Convert to mode ``L`` or ``RGB`` of 8 bits.
 
     Raises:
         BadImageError: values whose range is not known.

@@ -36,6 +36,7 @@ class FileType(NamedTuple):
 _UNPACK = "unpack it, and pack the folder of images"
 _AS_IT_IS = "do not call it .rec, and pack it as it is: steady pack FILE OUT"
 _WRITE_IMAGES = "write its images to a folder of classes with the tool it comes from, and pack that"
+_TABLE = "save its table as CSV, and give that"
 _WEIGHTS = "it holds a network's weights, not images: did you mean another file?"
 _AGAIN = "fetch it again: what was saved is an error page, or a page that needs a login"
 _AS_IMAGE = "put the images of each class into their own folder, and pack that"
@@ -72,6 +73,7 @@ _TYPES = tuple(
         (rb"version https://git-lfs", "a Git LFS pointer, not the data", "fetch the data with git lfs pull"),
         (rb"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
         (rb"Rar!\x1a\x07", "a RAR archive", _UNPACK),
+        (rb"\xd0\xcf\x11\xe0", "an Office document (Excel, Word)", _TABLE),
         (rb"\x89HDF\r\n\x1a\n", "an HDF5 file", _WRITE_IMAGES),
         (rb"PAR1", "a Parquet file", _WRITE_IMAGES),
         (rb"\x93NUMPY", "a NumPy array (.npy)", _WRITE_IMAGES),
@@ -103,6 +105,8 @@ def recognise(start: bytes, size: int) -> FileType | None:
             return FileType("NumPy arrays (.npz)", _WRITE_IMAGES)
         if first.endswith((b"/data.pkl", b"/version", b".format_version")):
             return FileType("a PyTorch file (.pt, .pth)", _WEIGHTS)
+        if first.startswith((b"[Content_Types].xml", b"_rels/", b"docProps/", b"xl/", b"mimetype")):
+            return FileType("an Office document (Excel, Word)", _TABLE)
         return FileType("a zip archive", _AS_IT_IS, packs=True)
     for pattern, file_type in _TYPES:
         if pattern.match(start):

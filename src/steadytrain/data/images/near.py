@@ -96,7 +96,7 @@ def _shrink(pixels: Pixels) -> bytes:
 
 
 def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
-    """For each image the one that it looks like most, if any; of several the first.
+    """Find for each image the one that it looks like most, if any; of several the first.
 
     ``others``: the set to look in; None: the images before it.
     """
@@ -174,7 +174,7 @@ def count_bits(words: NDArray[np.uint64]) -> Ints:
 
 
 def _ranges(starts: Ints, ends: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """All the places from ``starts[n]`` to ``ends[n] - 1``, each with its n, some millions at a time."""
+    """Yield the places from ``starts[n]`` to ``ends[n] - 1``, each with its n, some millions at a time."""
     counts = ends - starts
     stops = np.cumsum(counts)
     total = int(stops[-1]) if len(stops) else 0

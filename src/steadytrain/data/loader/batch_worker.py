@@ -219,8 +219,6 @@ class BatchWorker:
             pieces.insert(0, partial(_timed, "batch_seconds", partial(self.device_cache.load, self.cache)))
         return BatchJob(pieces, lambda: [batch])
 
-    # -- batches of cached images that are only shifted ----------------------------------------------------------------
-
     @property
     def _is_on_device(self) -> bool:
         return self.device_cache is not None and self.device_cache.source is not None
@@ -274,8 +272,6 @@ class BatchWorker:
             gather_shifted(images[number], cached.pixels, where[rows], self.crop, scratch.gathering)
             loaded.append(LoadedBatch(Batch(images[number], *facts), []))
             scratch.times.augment_seconds += time.perf_counter() - since
-
-    # -- any batch -----------------------------------------------------------------------------------------------------
 
     def _fill_rows(self, loaded: LoadedBatch, rows: slice, scratch: WorkerScratch) -> None:
         """Make some rows of a batch: from cached images, or each decoded and cropped in one go."""
@@ -356,8 +352,6 @@ class BatchWorker:
         scratch.times.augment_seconds += decoding.augment_seconds
         scratch.times.decode_seconds += time.perf_counter() - since - decoding.augment_seconds
 
-    # -- filling the cache ---------------------------------------------------------------------------------------------
-
     def _fill_cache(self, samples: Ints, bad: list[BadImage], scratch: WorkerScratch) -> CachedImages | None:
         """Decode those of the samples that are not cached yet; return None where the batch has to decode for itself."""
         since, reading = time.perf_counter(), scratch.times.read_seconds
@@ -404,8 +398,6 @@ class BatchWorker:
     def _is_exact(self, head: Encoded) -> bool:
         """Return whether decoding a whole image gives the same bytes as decoding it for a square."""
         return head.head is None or self._crops[min(self._crops)].never_shrinks(*head.size)
-
-    # -- reading -------------------------------------------------------------------------------------------------------
 
     def _bytes(self, sample: int) -> memoryview:
         """Return a view of a sample's encoded bytes; errors as of :func:`encoded_image`."""

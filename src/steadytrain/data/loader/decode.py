@@ -292,9 +292,6 @@ def _place(out: Pixels, part: ImagePart, crop: Crop, square: Square, scratch: Sc
             out[..., channel] = square_pixels[:, ::-1, channel]
 
 
-# -- resizing --------------------------------------------------------------------------------------------------------
-
-
 class Window(NamedTuple):
     """A part of a resized box.
 

@@ -259,9 +259,6 @@ class ImageCache:
         return True
 
 
-# -- the squares of a batch ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Shifts:
     """Places of squares that are only shifted: ``samples``, ``rows`` and ``columns`` int64[b], ``flips`` bool[b].
@@ -377,9 +374,6 @@ def gather_shifted(out: Pixels, pixels: Pixels, where: Shifts, crop: Crop, scrat
         for channel in range(channels if crop.flip else 0):  # runs of single bytes: four times as fast as of three
             scratch.inside[plain:n, ..., channel] = images[plain:, :, ::-1, channel]
         squares[some] = scratch.square_lines[place, where.rows[some], columns[some]]
-
-
-# -- on the device ---------------------------------------------------------------------------------------------------
 
 
 class DeviceCache:

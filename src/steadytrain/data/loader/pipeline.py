@@ -277,8 +277,6 @@ class BatchStream(Generic[W, R]):
             if number == self._taken:
                 self._ready.notify_all()
 
-    # -- what the consumer does ----------------------------------------------------------------------------------------
-
     def _wait_for_next(self) -> bool:
         """Wait for the next result, or the end; False: the consumer has to make it first."""
         with self._lock:
@@ -312,8 +310,6 @@ class BatchStream(Generic[W, R]):
             self.depth = max(self.depth, job.count)
         for piece in reversed(job.pieces):
             self._do_piece(worker, workspace, number, job, piece)
-
-    # -- what each thread does -----------------------------------------------------------------------------------------
 
     def _work(self, worker: _Worker[W]) -> None:
         """Do pieces until there are no more."""
@@ -393,10 +389,7 @@ class BatchStream(Generic[W, R]):
 
 
 def _end(
-    process: int,
-    closed: threading.Event,
-    waiting: Sequence[threading.Condition],
-    threads: list[threading.Thread],
+    process: int, closed: threading.Event, waiting: Sequence[threading.Condition], threads: list[threading.Thread]
 ) -> None:
     """Stop the threads at the exit of their process, whatever became of the stream, and wait until they have ended."""
     if os.getpid() != process:

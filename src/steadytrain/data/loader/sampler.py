@@ -169,11 +169,7 @@ class GlobalOrder:
     LARGE = 2**20  # samples; the order of so many takes a thirtieth of a second
 
     def __init__(
-        self,
-        n: int,
-        seed: int,
-        share: Callable[[str, int], RankMemory] | None = None,
-        stop: int | None = None,
+        self, n: int, seed: int, share: Callable[[str, int], RankMemory] | None = None, stop: int | None = None
     ) -> None:
         self.n = n
         self.seed = seed
@@ -260,11 +256,7 @@ class BalancedOrder(GlobalOrder):
     """
 
     def __init__(
-        self,
-        labels: Ints,
-        seed: int,
-        share: Callable[[str, int], RankMemory] | None = None,
-        stop: int | None = None,
+        self, labels: Ints, seed: int, share: Callable[[str, int], RankMemory] | None = None, stop: int | None = None
     ) -> None:
         super().__init__(len(labels), seed, share, stop)
         self.labels = labels
@@ -298,11 +290,7 @@ class BlockShuffle:
     (``readahead``) reads ``window`` stretches from the disk, not ``window * size`` scattered images. As in the global
     order, an epoch holds every sample exactly once, and any position can be asked for at any time.
 
-    How good the mixing is: two samples of one window come from the same block with probability
-    ``(size - 1) / (window * size - 1)``, about ``1 / window``; in the global order that is ``(size - 1) / (n - 1)``.
-    Samples of different blocks are as far apart as any two of the data (a third of it on average). What is lost is
-    breadth: a batch sees at most ``window`` blocks, twice that where it straddles two windows. In data that are sorted
-    by class, as packed folders are, a block is one class as a rule, so a window holds at most about ``window`` classes.
+    What is lost is breadth (docs/feed.md).
 
     ``window``: blocks that are mixed with each other. A window, and the one that is read ahead, should fit into memory:
     ``2 * size * window`` encoded images.

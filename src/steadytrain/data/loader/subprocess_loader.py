@@ -65,9 +65,6 @@ _ALIGNED = 64
 _TIMES = tuple(field.name for field in fields(StageTimes))
 
 
-# -- memory that both share ------------------------------------------------------------------------------------------
-
-
 class SharedBatches:
     """Slots for a batch each, one after the other in one map; behind them, what the child has ``done`` (float64).
 
@@ -152,9 +149,6 @@ def _create_file(size: int) -> int:
             f" ({error.strerror}): {remedy}"
         ) from error
     return file
-
-
-# -- the parent ------------------------------------------------------------------------------------------------------
 
 
 class LoaderProcess:
@@ -328,9 +322,6 @@ def _end_child(process: subprocess.Popen[bytes], owner: int) -> None:
     if os.getpid() == owner:
         process.kill()
         process.wait()
-
-
-# -- the child -------------------------------------------------------------------------------------------------------
 
 
 class Server:

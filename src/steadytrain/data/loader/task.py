@@ -181,7 +181,7 @@ class LoaderTask:
 
     @cached_property
     def stride(self) -> tuple[int, int]:
-        """From which of how many positions on a batch is made."""
+        """First position of a batch, and how many positions lie between two batches."""
         index, count = self.shard
         return (index * self.batch_size, count * self.batch_size) if self.share is None else self.share
 

@@ -612,17 +612,9 @@ class Tally:
         """Return the content of the file of hashes beside records with this digest."""
         return hashes_file(self._hashes, digest)
 
-    def class_counts(self) -> tuple[int, ...]:
-        """Return the images of each class that were kept."""
-        if not self.listing.classes:
-            return ()
-        labels = self.listing.labels[np.frombuffer(self._numbers, np.int64)] if self._numbers else np.empty(0)
-        counts = np.bincount(labels.astype(np.int64), minlength=len(self.listing.classes))
-        return tuple(counts.tolist())
-
-    def _ids_by_class(self) -> NDArray[np.int64] | None:
-        """Return the ids of the images that were kept, where they and the classes rise without a gap between ids."""
-        listing, rows = self.listing, np.frombuffer(self._numbers, np.int64) if self._numbers else np.empty(0, np.int64)
+    def _ids_by_class(self, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return the ids of the images ``rows``, which were kept, where they and the classes rise without a gap."""
+        listing = self.listing
         if listing.ids is None:
             return np.arange(len(rows))
         ids, labels = listing.ids[rows], listing.labels[rows]
@@ -631,14 +623,14 @@ class Tally:
 
     def card(self, writer: RecordWriter, settings: Mapping[str, Any], *, source: str, has_list: bool = True) -> Card:
         """Return the card of what has been written; ``has_list``: :meth:`list_lines` go beside it."""
-        listing = self.listing
+        listing, rows = self.listing, np.array(self._numbers, np.int64)
         companions = {".idx": writer.index_lines(), **({".lst": self.list_lines()} if has_list else {})}
-        ids = self._ids_by_class()
+        ids = self._ids_by_class(rows)
         channels = 3 if self._colour or not self._heights else 1
         mean, std = mean_and_std(self.counts, channels=channels)
         return Card(
             classes=listing.classes,
-            counts=self.class_counts(),
+            counts=listing.counts(rows),
             num_images=self.num_images,
             height=min_median_max(self._heights),
             width=min_median_max(self._widths),

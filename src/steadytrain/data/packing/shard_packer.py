@@ -183,8 +183,6 @@ class ShardPacker:
             turn.close()
             yield places
 
-    # -- what is there -----------------------------------------------------------------------------------------------
-
     def _look_at_what_is_there(self) -> bool:
         """Return whether such a command began these shards before. Raises DataError for files that it did not write."""
         sizes = self.folder.sizes()
@@ -274,15 +272,9 @@ class ShardPacker:
     def _remove_left(self, *, may_be_there: bool) -> None:
         """Remove what this command needed, and what processes that were killed have left."""
         shutil.rmtree(self.hidden, ignore_errors=True)
-        if isinstance(self.folder, StoreFolder):
-            if may_be_there:
-                names = [n for path, _ in self.files for n in (path.with_suffix(SUFFIX).name, *_files_of(path))]
-                abort_uploads(self.folder.place.inside("any"), names, self.say)
-        else:  # the plan of an earlier version
-            with suppress(OSError):
-                self.path.with_name(f"{self.path.stem}.plan.json").unlink()
-
-    # -- shards ------------------------------------------------------------------------------------------------------
+        if may_be_there and isinstance(self.folder, StoreFolder):
+            names = [n for path, _ in self.files for n in (path.with_suffix(SUFFIX).name, *_files_of(path))]
+            abort_uploads(self.folder.place.inside("any"), names, self.say)
 
     def _take(self, number: int) -> bool:
         """Lock a shard against other processes of this machine; return whether none has it."""

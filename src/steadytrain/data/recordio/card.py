@@ -12,7 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 
 from steadytrain.config.plain import build, check_types, parse_json, plain
 from steadytrain.data import filenames
-from steadytrain.data.storage.local_files import read_patiently
-from steadytrain.errors import DataError, RecipeError
+from steadytrain.data.storage.local_files import LocalFile, read_patiently
+from steadytrain.errors import DataError, RecipeError, SteadyError
 from steadytrain.files import open_regular, read_text
-from steadytrain.machine.platform import pread
 
 KIND = "steadytrain.card"
 VERSION = 1
@@ -318,12 +317,10 @@ def damage_of(records: Path) -> str:
         card = card_of(records)
         if card is None:
             return f"{card_path(records)} is gone, or no card"
-        with open_regular(records) as file:
-            if card.spots and card.spots != digest_of_spots(
-                lambda start, end: pread(file.fileno(), end - start, start), card.bytes
-            ):
+        with open_regular(records) as file, closing(LocalFile(records, file.fileno())) as view:
+            if card.spots and card.spots != digest_of_spots(view.read, card.bytes):
                 return f"{records} has changed since it was packed"
-    except (OSError, DataError) as error:
+    except (OSError, SteadyError) as error:
         return str(error)
     faults = (companion_fault(records.with_suffix(suffix), value) for suffix, value in card.checksums.items())
     return next(filter(None, faults), "")

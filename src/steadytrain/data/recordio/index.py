@@ -17,14 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.recordio.framing import (
-    HEADER_BYTES,
-    MAGIC,
-    MAX_PAYLOAD,
-    Readable,
-    read_payload,
-    unpack,
-)
+from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, Readable, read_payload, unpack
 from steadytrain.data.storage.local_files import LocalFile, read_patiently, rows_at
 from steadytrain.errors import DataError
 from steadytrain.files import replace_file, require_regular

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from posixpath import splitext
 
-from steadytrain.data.filenames import folder_splits, group_by_split, is_image, order_splits, split_of
+from steadytrain.data.filenames import folder_splits, group_by_split, is_image, order_splits, split_of, split_words
 from steadytrain.data.sources import folder, imagenet
 from steadytrain.data.sources.archives import SourceFile, holds_only_tars, read_archives, read_inner_tars
 from steadytrain.data.sources.labelled import find_flat, label, list_flat
-from steadytrain.data.sources.layout import TABLES
+from steadytrain.data.sources.layout import TABLES, parts_of_one
 from steadytrain.data.sources.listing import FileList, Listing
 from steadytrain.data.sources.source import COLUMNS, LABELS, Request, SourceKind, refuse_columns
 from steadytrain.data.sources.webdataset import is_webdataset
 from steadytrain.errors import DataError
 from steadytrain.format import few
 
+_GOOGLE_DRIVE = re.compile(r"-\d{8}T\d{6}Z(-\d+)+$")
 _ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 
 
 def _archives_in(request: Request) -> list[Path]:
-    return [request.where / name for name in request.entries if name.lower().endswith(_ENDINGS)]
+    paths = (request.where / name for name in request.entries if name.lower().endswith(_ENDINGS))
+    return [path for path in paths if not path.is_dir()]
 
 
 def _is_folder(request: Request) -> bool:
@@ -44,7 +47,12 @@ def _list_folder(request: Request) -> list[Listing]:
             f"{where} holds a table in an archive of its own ({packed[0]}): unpack it beside the others"
             f" (unzip {shlex.quote(str(where / packed[0]))} -d {shlex.quote(str(where))}), and remove the archive"
         )
-    return request.list_part(request.part(where, archives))
+    return request.list_part(request.part(_place_of(request, archives), archives))
+
+
+def _place_of(request: Request, archives: list[Path]) -> Path:
+    """Return what messages call some archives of a request."""
+    return archives[0] if len(archives) == 1 else request.where
 
 
 def _groups(request: Request) -> dict[str, list[Path]]:
@@ -63,21 +71,29 @@ def _are_classes(archives: list[SourceFile]) -> bool:
     splits = folder_splits(stems)  # of cat-train and cat-val there are two
     if len(splits) == len(stems) or len({*splits.values()}) > 1 or not any(map(split_of, stems)):
         return False
-    for archive in archives:
-        files = read_archives([archive], lambda _: None)
-        if is_webdataset(files) or not folder.build_tree(files).is_flat(files):
-            return False
-    return True
+    members = (read_archives([archive], lambda _: None) for archive in archives)
+    return all(not is_webdataset(files) and _are_in_one_folder(files) for files in members)
+
+
+def _are_in_one_folder(files: FileList) -> bool:
+    return folder.build_tree(files).is_flat(files)
+
+
+def _are_parts(archives: list[SourceFile]) -> bool:
+    """Return whether archives are parts of one set by their names: ``images_001.zip``, ``train_2.tar``, Google's."""
+    stems = [archive.path.name.partition(".")[0] for archive in archives]
+    are_splits = all(split and not others for split, others in map(split_words, stems))
+    return bool(parts_of_one(stems)) or are_splits or all(map(_GOOGLE_DRIVE.search, stems))
 
 
 def _list_splits(request: Request) -> list[Listing]:
     listings: list[Listing] = []
-    groups = _groups(request)
-    for split, paths in order_splits(groups).items():
+    for split, paths in order_splits(_groups(request)).items():
+        part = request.part(_place_of(request, paths), paths, after=listings)
         try:
-            parts = request.list_part(request.part(request.where, paths, after=listings))
+            parts = request.list_part(part)
         except DataError as error:
-            if request.labels is None or paths != groups.get("test"):
+            if split != "test" or (request.labels is None and not _are_in_one_folder(part.members)):
                 raise
             request.say(f"skipped: {error}")  # of a contest: its images have no labels
             continue
@@ -107,7 +123,7 @@ def _list_members(request: Request) -> list[Listing]:
         raise DataError(f"{request.where} holds no files: give an archive with one folder of images for each class")
     _refuse_arrays(files.names, request.where)
     top = folder.build_tree(files)
-    if top.is_flat(files) and len(request.paths) > 1:  # one archive for each class
+    if top.is_flat(files) and len(request.paths) > 1 and not _are_parts(request.files):  # one archive for each class
         files = read_archives(request.files, lambda _: None, by_stem=True)
         refuse_columns(request)
         top = folder.build_tree(files, strip=False)
@@ -132,6 +148,8 @@ def _refuse_arrays(names: Iterable[str], where: Path) -> None:
         raise DataError(f"{where} holds NumPy arrays: convert them to a folder of classes or to idx files")
     if any("-ubyte" in name for name in names):
         raise DataError(f"{where} holds idx files: unpack it and give the folder")
+    if inside := [name for name in names if name.lower().endswith((*TABLES, ".rec", ".parquet", ".arrow"))]:
+        raise DataError(f"{where} holds {few(inside, 3)} and no images: unpack it, and give the file")
     if inside := [name for name in names if name.lower().endswith(_ENDINGS)]:
         raise DataError(
             f"{where} holds archives ({few(inside, 3)}) and no images beside them: unpack it and give the folder, or"

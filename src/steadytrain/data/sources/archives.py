@@ -14,6 +14,7 @@ import io
 import lzma
 import posixpath
 import re
+import shlex
 import shutil
 import stat
 import struct
@@ -44,7 +45,7 @@ FREE_OF_RATIO = 256 << 20  # bytes out that any file may have
 
 _CHUNK = 1 << 20
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_MAY_BE_TEXT = ("text", "a list of images (.lst)", "a BMP image", "a program")  # two letters prove nothing
+_MAY_BE_TEXT = ("text", "a list of images (.lst)", "a BMP image")  # two letters prove nothing
 _MOST_LINKS = 8  # one behind the other
 _BLOCK = 512
 _MOST_EXTENSION = 1 << 20  # bytes of a long name or of pax records
@@ -182,11 +183,19 @@ def _decompressed(path: Path, compression: str) -> Iterator[bytes]:
             while chunk := source.read(_CHUNK):
                 yield chunk
     except EOFError:
-        raise DataError(f"{path} is cut short: copy or download it again") from None
+        raise DataError(f"{path} is cut short: {_whole_again(str(path))}") from None
     except MemoryError:
         raise DataError(f"{path} needs more memory to be decompressed than there is: decompress it yourself") from None
     except damaged as error:
         raise DataError(f"{path} is damaged ({error}): copy or download it again") from error
+
+
+def _whole_again(name: str) -> str:
+    """The remedy for a file that is cut short, perhaps on purpose: ``photos.zip.001``, ``photos.tar.gz.partaa``."""
+    stem, dot, ending = name.rpartition(".")
+    if re.fullmatch(r"0\d+|part\w+", ending) is None:
+        return "copy or download it again"
+    return f"it is one of several parts, so join them: cat {shlex.quote(stem + dot)}* > {shlex.quote(stem)}"
 
 
 def _zstd(path: Path) -> tuple[Callable[[BinaryIO], Any], type[Exception]]:
@@ -481,7 +490,7 @@ def walk_zip(file: BinaryIO, of: str, zip_names: str = "") -> Iterator[Member]:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, OverflowError, struct.error) as error:
         if "not a zip file" in str(error):
-            error_text = "is cut short (its directory, at the end, is missing): download it again"
+            error_text = f"is cut short (its directory, at the end, is missing): {_whole_again(of)}"
         else:
             error_text = f"is damaged ({error}): copy or download it again"
         raise DataError(f"{of} {error_text}") from error

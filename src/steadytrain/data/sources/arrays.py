@@ -111,7 +111,8 @@ def list_idx_folder(request: Request) -> list[Listing]:
         DataError: as for a pair, or more than one set of them.
     """
     folder, sets = request.where, dict[str, Path]()
-    for path in sorted(folder.iterdir(), key=lambda path: (path.suffix not in _COMPRESSED, path)):
+    paths = (folder / name for name in request.entries)
+    for path in sorted(paths, key=lambda path: (path.suffix not in _COMPRESSED, path)):
         if match := _IDX_NAME.fullmatch(path.name):
             partner = _idx_partner(path)  # of every file: half a pair would be a split that vanishes
             # Of a file that lies there compressed as well, the plain one is taken.
@@ -297,5 +298,11 @@ def _list_idx_files(request: Request) -> list[Listing]:
     return list_idx_folder(request) if request.is_folder else list_idx_pair(request)
 
 
-CIFAR = SourceKind("CIFAR in binary form", lambda request: is_cifar(request.entries), list_cifar)
+def _is_cifar(request: Request) -> bool:
+    if not is_cifar(request.entries):
+        return False
+    return not request.is_folder or is_cifar(_files_in(request.where).names)  # "train", "test", "meta" may be folders
+
+
+CIFAR = SourceKind("CIFAR in binary form", _is_cifar, list_cifar)
 IDX = SourceKind("idx files (MNIST)", _is_idx, _list_idx_files, is_one_file=True)

@@ -7,7 +7,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from importlib import resources
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any
 
 from steadytrain.data.filenames import braces, expand, is_ignored, is_image, is_pattern, is_wrapper, split_words
 from steadytrain.data.sources import archived, arrays, folder, imagenet, labelled, parquet, records, tables, webdataset
-from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.labels import require_two_classes
 from steadytrain.data.sources.listing import Listing
@@ -48,6 +47,7 @@ SOURCES: tuple[SourceKind, ...] = (
 """The kinds of sources, in the order in which they are asked; other packages' kinds come behind them."""
 
 _MOST_SCANNED, _MOST_TRIED, _HEAD, _REMEDIES = 10_000, 20, 1 << 16, {"table", "arrays", "remedy"}
+_DESCRIPTIONS = (".json", ".yaml", ".yml")  # texts that are no tables
 
 
 def find(
@@ -96,14 +96,17 @@ def find(
         columns=columns or ColumnNames(),
     )
     try:
-        listings = _list(_with_paths(request))
+        request = _with_paths(request)
+        listings = _list(request)
     except OSError as error:
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
-        is_of_table = any(file.kind == "text" and file.path.suffix != ".json" for file in request.opened.values())
+        is_of_table = any(
+            file.kind == "text" and file.path.suffix not in _DESCRIPTIONS for file in request.opened.values()
+        )
         named = ""
         with suppress(SteadyError, OSError):
-            named = _name_format(request.where) if labels is root is None and not is_of_table else ""
+            named = _name_format(request) if labels is root is None and not is_of_table else ""
         if named:
             raise DataError(named) from error
         place, around = scratch.absolute().parent, Path(os.path.realpath(source))
@@ -233,19 +236,23 @@ def require_there(source: str) -> None:
     raise DataError(f"there is no file or folder {source}.{near}")
 
 
-def _name_format(where: Path) -> str:
-    """Say what a folder, a file or an archive holds that is no source, and the way on; empty where it is not known."""
+def _name_format(request: Request) -> str:
+    """Say what a folder, a file or archives hold that is no source, and the way on; empty where it is not known."""
+    where = request.where
     names, top, files = [where.name] * where.is_file(), where.parent, None
-    if where.name.lower().endswith((".zip", ".tar")) and where.is_file() and not is_compressed(where):
-        files = read_archives([open_source(where, top, lambda _: None)], lambda _: None)
+    with suppress(DataError):  # a file that is known and not read
+        files = request.members if request.is_archive else None
+    if files is not None:
         names = list(files.names)
     elif where.is_dir():
         walk = (Path(place, name).relative_to(where) for place, _, names in os.walk(where) for name in sorted(names))
         names, top = [name.as_posix() for name in islice(walk, _MOST_SCANNED) if not is_ignored(name.name)], where
 
     def start(name: str) -> str:
-        with nullcontext(None) if files else (top / name).open("rb") as file:
-            return (file.read(_HEAD) if file else files.read(names.index(name))).decode("latin-1")  # type: ignore
+        if files is not None:
+            return files.read(names.index(name))[:_HEAD].decode("latin-1")
+        with (top / name).open("rb") as file:
+            return file.read(_HEAD).decode("latin-1")
 
     folders = {name.rpartition("/")[0].rpartition("/")[2] for name in names if is_image(name)}
     classes = [folder for folder in folders if folder and not split_words(folder)[0] and not is_wrapper(folder, "")]
@@ -254,8 +261,10 @@ def _name_format(where: Path) -> str:
         if ("alone" in row and folders) or ("table" in row and len(classes) > 1) or ("flat" in row and classes):
             continue
         fit = [name for name in names if re.search(row["file"], name)][:_MOST_TRIED]
+        if "flat" in row and len(fit) == _MOST_TRIED:  # one beside each image
+            continue
         fit = [name for name in fit if re.search(row.get("holds", ""), start(name), re.DOTALL)]
-        if fit and files:
+        if fit and files is not None:
             return f"{where} holds {row['name']}: unpack it, and give the folder, of which a message gives the command"
         if fit:
             [remedy] = [table.get(key, "PAIRS").replace("PAIRS", row[key]) for key in row.keys() & _REMEDIES]

@@ -331,8 +331,9 @@ def _list_classes(
     require_known(sorted(name for name in rows.keys() - set(names) if rows[name]), names, where)
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     full = [name for name in names if rows.get(name)]
-    inner_names = list(by_name[full[0]].folders) if on_disk and len(full) == 1 else []
-    hint = f" (did you mean {Path(where) / full[0]}? It holds {few(inner_names)})" * (len(inner_names) > 1)
+    inner_names = list(by_name[full[0]].folders) if len(full) == 1 else []
+    meant = Path(where) / full[0] if on_disk else f"{printable(by_name[full[0]].name)}/ in it, once it is unpacked"
+    hint = f" (did you mean {meant}? It holds {few(inner_names)})" * (len(inner_names) > 1)
     if class_list is None and empty:
         noun = "class folders hold" if len(empty) > 1 else "class folder holds"
         raise DataError(

@@ -14,20 +14,21 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.filenames import is_image
-from steadytrain.data.sources.archives import open_source, read_archives
+from steadytrain.data.sources.archives import SourceFile, read_archives
 from steadytrain.data.sources.labels import classes_from_texts, whole_number
 from steadytrain.data.sources.listing import FileList, Listing
+from steadytrain.data.sources.rows import read_text
 from steadytrain.data.sources.source import Request, SourceKind
 from steadytrain.errors import DataError, read_errors
 from steadytrain.files import open_regular
-from steadytrain.format import Say, few, printable
+from steadytrain.format import few, printable
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VAL_TAR = "ILSVRC2012_img_val.tar"
@@ -47,7 +48,7 @@ _VAL_NAME = re.compile(r"(?:.*/)?ILSVRC2012_val_\d{8}\.JPEG", re.I)
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
 _LEVELS_UP = 4  # from Kaggle's folder of images to the one that holds its tables
 _KAGGLE_HEADER = ["imageid", "predictionstring"]
-_MOST_BYTES = 64 << 20
+_MOST_BYTES, _SAMPLE = 64 << 20, 100
 _MOST_META_BYTES = 256 << 10  # the real one has under 100 KB; deflated bytes inflate to at most 1,032 times as many
 
 
@@ -145,18 +146,13 @@ def _stem(name: str) -> str:
     return base.rpartition(".")[0] if is_image(base) else base
 
 
-def read_truth(path: Path, scratch: Path, say: Say) -> Truth | None:
-    """Read a file of labels; None where it is a table.
-
-    Raises:
-        DataError: it cannot be read, or is not what it should be.
-        StorageError: no room to decompress it.
-    """
-    source = open_source(path, scratch, say)
+def read_truth(source: SourceFile) -> Truth | None:
+    """Read a file of labels; None where it is a table. Raises DataError: it is not what it should be."""
+    path = source.path
     if source.kind in ("tar", "zip"):
         files = read_archives([source], lambda _: None)
         truth, meta = (_read_member(files, name, path) for name in (GROUND_TRUTH, META))
-        return Truth(path, ordered=_wnids(_lines(truth, path), meta, path))
+        return Truth(path, ordered=_wnids(truth.decode("utf-8", "replace").split(), meta, path))
     if source.kind == "parquet":
         return None
     if source.kind != "text":
@@ -164,52 +160,39 @@ def read_truth(path: Path, scratch: Path, say: Say) -> Truth | None:
             f"{path} is not a file of labels: use a table, a text file with one label per line, or the"
             " development kit's tar"
         )
-    lines = _lines(_read_bounded(source.stored_at, path), path)
-    if lines and [cell.strip().casefold() for cell in lines[0].split(",")] == _KAGGLE_HEADER:
+    rest = (line.strip() for line in read_text(source.stored_at, path) if line.strip())
+    first = list(islice(rest, _SAMPLE))
+    if first and [cell.strip().casefold() for cell in first[0].split(",")] == _KAGGLE_HEADER:
         # After each image's name its boxes, the class before each box; the first one's is the image's.
         named: dict[str, str] = {}
-        for number, row in enumerate(csv.reader(lines[1:]), 2):
+        for number, row in enumerate(csv.reader([*first[1:], *rest]), 2):
             if len(row) != 2 or not row[1].split():
                 raise DataError(f"{path}: line {number} is not an image name followed by boxes")
             named[_stem(row[0])] = row[1].split()[0]
         return Truth(path, named=named)
-    if not lines or any(mark in line for line in lines[:100] for mark in "\t,; "):
+    # Paths are a table, too; a class may begin with a slash.
+    if not first or any(line.find("/") > 0 or any(mark in line for mark in "\t,; ") for line in first):
         return None
-    if any(line.find("/") > 0 for line in lines[:100]):  # paths; a class may begin with one
-        return None
+    lines = (*first, *rest)
     if path.name != GROUND_TRUTH:
-        return Truth(path, ordered=tuple(lines))
+        return Truth(path, ordered=lines)
     meta_path = path.with_name(META)
     if not meta_path.is_file():
         raise DataError(f"{path} numbers classes as {META} does, which is not beside it: put it there, or give the kit")
-    return Truth(path, ordered=_wnids(lines, _read_bounded(meta_path, meta_path), path))
-
-
-def _read_bounded(stored_at: Path, path: Path) -> bytes:
-    with read_errors(path), open_regular(stored_at) as file:
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise DataError(f"{path} has more than {_MOST_BYTES:,} bytes: it cannot be a list of labels")
-    return data
+    with read_errors(meta_path), open_regular(meta_path) as file:
+        return Truth(path, ordered=_wnids(lines, file.read(_MOST_META_BYTES + 1), path))
 
 
 def _read_member(files: FileList, name: str, path: Path) -> bytes:
     row = next((row for row, member in enumerate(files.names) if member.rpartition("/")[2] == name), None)
     if row is None:
         raise DataError(
-            f"{path} holds no {name}: give the kit of the classification task, ILSVRC2012_devkit_t12.tar.gz"
+            f"{path} holds no {name}: give the kit of the classification task, ILSVRC2012_devkit_t12.tar.gz, or unpack"
+            f" it, and give the file of labels in it ({few(files.names, 3)})"
         )
     if files.sizes[row] > _MOST_BYTES:
         raise DataError(f"{path}: its {name} cannot be used: use the kit as it was published")
     return files.read(row)
-
-
-def _lines(data: bytes, path: Path) -> list[str]:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text at byte {error.start:,}: save it as UTF-8") from None
-    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _wnids(lines: Sequence[str], meta: bytes, path: Path) -> tuple[str, ...]:

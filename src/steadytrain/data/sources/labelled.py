@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from steadytrain.data.filenames import is_wrapper, split_words
+from steadytrain.data.filenames import is_wrapper
 from steadytrain.data.sources import folder, imagenet, parquet
+from steadytrain.data.sources.archives import open_source
 from steadytrain.data.sources.layout import (
     TOOLS_TABLES,
     FolderLook,
@@ -65,8 +66,8 @@ def find_flat(look: FolderLook, where: Path, *, is_archive: bool = False) -> Fla
     if flat.tables:
         raise DataError(f"{where} has no training set among {few(flat.folders)}: give one of these folders")
     name = first.partition("/")[0]
-    is_split = bool(split_words(name)[0]) if is_archive else is_wrapper(name, "")
-    if len(flat.folders) == 1 and not is_split and not labels_in_names(look(first).images):
+    is_no_class = bool(name) and is_wrapper(name, "")
+    if len(flat.folders) == 1 and not is_no_class and not labels_in_names(look(first).images):
         return None
     raise no_labels(look, parts, where)
 
@@ -103,7 +104,9 @@ def list_flat(
     if left := [path for split in flat.parts if split and split not in splits for path in flat.parts[split]]:
         request.say(f"{where}: no labels for the images in {few(left)}; they are left out")
     tops = {path.partition("/")[0] for path in flat.folders}
-    if others := [name for name in look("").folders if {name, ""}.isdisjoint(tops) and look(name).images]:
+    others = [name for name in look("").folders if {name, ""}.isdisjoint(tops) and look(name).images]
+    named = (normpath(name) for part in (listings if others else ()) for name in part.names)
+    if others := sorted({*others} - {name.removeprefix(base).partition("/")[0] for name in named}):
         request.say(f"{where}: {few(others)} hold{'s' * (len(others) == 1)} images of no split; they are left out")
     return request.in_order(listings)
 
@@ -135,14 +138,15 @@ def _read_table(
 
 def label(request: Request, labels: Path, files: FileList | None = None) -> list[Listing]:
     """List images that lie in a folder, or are ``files``, with their labels in a file of their own."""
-    truth = imagenet.read_truth(labels, request.scratch, request.say)
+    source = open_source(labels, request.scratch, request.say)
+    truth = imagenet.read_truth(source)
     if truth is None:
         top = None if files is None else folder.build_tree(files)
         look = request.look if files is None or top is None else top.look(files)
         base = f"{top.name}/" if top is not None and top.name else ""
         parts = flat_splits(look)
         prefixes = ["", *(f"{base}{path}/" for paths in parts.values() for path in paths if path)]
-        listed = _read_table(request, labels, prefixes, files, labels)
+        listed = _read_table(request, labels, prefixes, files, source.stored_at)
         return listed if len(listed) > 1 or len(parts) < 2 else request.in_order(_by_folder(listed[0], parts, base))
     refuse_columns(request)
     if files is None:
@@ -160,8 +164,8 @@ def _by_folder(listing: Listing, parts: Mapping[str, Sequence[str]], base: str) 
     """Split a listing by the folders of splits that its images lie in; what lies in none of them is trained on."""
     folders = {f"{base}{path}/": split for split, paths in parts.items() for path in paths}
     names = map(normpath, listing.names)
-    splits = np.array([next((folders[path] for path in folders if name.startswith(path)), "") for name in names])
-    splits[splits == ""] = "train"
+    tops = (next((folders[path] for path in folders if name.startswith(path)), "") for name in names)
+    splits = np.array([split or "train" for split in tops])
     if "train" not in splits:
         return [listing]
     rows = {split: np.flatnonzero(splits == split) for split in ("train", "val", "test")}

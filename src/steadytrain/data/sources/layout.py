@@ -45,7 +45,9 @@ _SAMPLE = 1000
 _NUMBERED = re.compile(r"(.*?)[-_ ]*\d+")
 _ANNOTATIONS = frozenset(["annotations", "annotation", "masks", "mask", "trimaps", "segmentations", "labels", "xmls"])
 NO_CLASSES = frozenset(["figures", "docs", "assets", "examples", "screenshots", "demo", "static", "results", "logs"])
-_PARTS = frozenset(["part", "chunk", "batch", "shard", "fold", "images", "imgs", "photos", "files"])
+_PARTS = frozenset(
+    "part chunk batch shard fold set subset data dataset image images img imgs photos pictures files".split()  # noqa: SIM905
+)
 _LABELLED = re.compile(r"(.*[^\W\d_])[ ._(-]*\d+\)?\.\w+")  # cat.0.jpg, great_pyrenees_12.jpg, dog (3).png
 _SED = r"sed -nE 's#^(.*/)?([^/]*[^/ ._(0-9-])[ ._(-]*[0-9]+\)?\.[A-Za-z]+$#&,\2#p'"
 
@@ -127,7 +129,9 @@ def class_splits(look: FolderLook, where: Path, classes: Sequence[str] | None = 
     twice = ""
     for name in sorted(named, key=lambda name: (name.casefold() not in SPLITS, name)):
         if (first := splits.setdefault(named[name], name)) != name:
+            parts = shlex.join(str(where / part) for part in folders if named.get(part) == named[name])
             twice = f"{where} holds both {first} and {name}: keep one of them"
+            twice += f", or, if they are parts of one set, give all: steady pack {parts} OUT" * where.is_dir()
     inner: dict[str, str] = {
         split: _unwrap(look, splits[split]) for split in ("train", "val", "test") if split in splits
     }
@@ -191,7 +195,7 @@ def _class_names(look: FolderLook, path: str) -> tuple[str, set[str]]:
         path = f"{path}/{entries.folders[0]}"
     folders = _without_annotations(entries.folders)
     are_wrappers = all(is_wrapper(name, "") and not split_words(name)[0] for name in folders)
-    if len(entries.images) >= len(folders) or are_wrappers or _parts_of_one(folders):
+    if len(entries.images) >= len(folders) or are_wrappers or parts_of_one(folders):
         return path, set()
     return path, {name.strip().casefold() for name in folders}
 
@@ -297,7 +301,7 @@ def flat_splits(look: FolderLook) -> dict[str, tuple[str, ...]]:
     """
     top = look("")
     folders = _without_annotations(top.folders)
-    named = folder_splits(folders) or _parts_of_one(folders)
+    named = folder_splits(folders) or parts_of_one(folders)
     if not named and len(folders) > 1 and not top.images and not any(is_wrapper(name, "") for name in folders):
         return {}  # spares a look into each of a thousand classes
     holding = [name for name in folders if not holds_no_labels(name) and holds_images(look, name)]
@@ -331,10 +335,10 @@ def _without_annotations(folders: Sequence[str]) -> Sequence[str]:
     return images if images and all(is_wrapper(name, "") for name in images) else folders
 
 
-def _parts_of_one(folders: Sequence[str]) -> dict[str, str]:
+def parts_of_one(folders: Sequence[str]) -> dict[str, str]:
     """Folders whose names differ in a number behind a word for a part: they are parts of one set, which has no splits.
 
-    >>> _parts_of_one(["images_001", "images_002"]), _parts_of_one(["cat1", "cat2"])
+    >>> parts_of_one(["images_001", "images_002"]), parts_of_one(["cat1", "cat2"])
     ({'images_001': '', 'images_002': ''}, {})
     """
     matches = [_NUMBERED.fullmatch(name) for name in folders]
@@ -432,14 +436,16 @@ def no_labels(look: FolderLook, parts: Mapping[str, Sequence[str]], where: Path)
     tables = [name for name in aside if Path(name).suffix.casefold() in TABLES]
     are_few = 0 < len(tables) < 4  # or each image has a file of its own, as boxes have
     text = f"the images in {where} have no classes ({splits}no table {'beside them' if are_few else 'holds labels'})"
-    if labels := labels_in_names(look(parts.get("train", next(iter(parts.values())))[0]).images):
+    is_unpacked = all((where / path).is_dir() for path in folders)
+    labels = labels_in_names(look(parts.get("train", next(iter(parts.values())))[0]).images)
+    if labels and (is_unpacked or where.is_file()):  # neither: several archives
         return DataError(f"{text}: {labels_from_names(where, labels, folders)}")
     if are_few:
-        them = f"--labels {shlex.quote(str(where / tables[0]))}" if where.is_dir() else "--labels once it is unpacked"
+        them = f"--labels {shlex.quote(str(where / tables[0]))}" if is_unpacked else "--labels once it is unpacked"
         one = few(tables) if len(tables) == 1 else f"one of {few(tables)}"
         return DataError(f"{text}: if {one} has their labels, give it with {them}")
     remedy = "give their labels with --labels FILE, a table of names and labels"
-    if len(folders) > 1 and where.is_dir():
+    if len(folders) > 1 and is_unpacked:
         shown, listed = shlex.quote(str(where)), " ".join(shlex.quote(f"{name}/") for name in folders)
         remedy += (
             f" (if these folders are classes: (cd {shown} && find {listed} -type f | sort > list.txt), then give"

@@ -217,11 +217,11 @@ class Listing:
         root = os.path.join(self.root, "")  # noqa: PTH118 - a million names
         return [name if os.path.isabs(name) else root + name for name in self.names[start:stop]]  # noqa: PTH117
 
-    def counts(self) -> tuple[int, ...]:
-        """Images of each class."""
+    def counts(self, rows: NDArray[np.int64] | slice = slice(None)) -> tuple[int, ...]:
+        """Images of each class, of all or of those ``rows``."""
         if not self.classes:
             return ()
-        return tuple(np.bincount(self.labels.astype(np.int64), minlength=len(self.classes)).tolist())
+        return tuple(np.bincount(self.labels[rows].astype(np.int64), minlength=len(self.classes)).tolist())
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,7 +87,7 @@ def list_files(request: Request, paths: Sequence[Path], split: str) -> list[List
     """
     root, named, say = request.where, request.columns, request.say
     types, metadata = next(_rows(paths[0]))
-    images = [name for name in types if _IMAGE.fullmatch(types[name])] if named.path is None else [named.path]
+    images = [name for name in types if _IMAGE.fullmatch(types[name]) and named.path in (None, name)]
     image = _choose("--path-column", "images, bytes or a struct of bytes and a path", images, types, paths[0])
     names_of = _classes_of_columns(metadata, paths[0])
     cells = [name for name in types if _CELL.fullmatch(types[name])]
@@ -234,7 +234,7 @@ def _rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Any]:
                     yield from batch.select(columns).slice(at, _ROWS_AT_ONCE).to_pylist()
     except ModuleNotFoundError:
         raise DataError(f"{path} is read by pyarrow, which is missing: pip install 'steadytrain[parquet]'") from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         why = str(error).partition("\n")[0][:120]
         raise DataError(f"{path} is damaged or cut short ({why}): copy or download it again") from error
 

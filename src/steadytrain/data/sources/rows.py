@@ -74,7 +74,10 @@ def find_delimiter(lines: Sequence[str]) -> str:
         return JSON_LINES
     best, share = "", 0
     for sign in DELIMITERS:
-        widths = [len(next(csv.reader([line], delimiter=sign, skipinitialspace=True), [])) for line in lines]
+        try:
+            widths = [len(next(csv.reader([line], delimiter=sign, skipinitialspace=True), [])) for line in lines]
+        except csv.Error as error:
+            raise DataError(_words_for(error)) from None
         width, count = Counter(widths).most_common(1)[0]
         if width == 1 < widths[0]:  # most lines are wrong, which will be reported
             count = 1
@@ -143,7 +146,7 @@ def read_rows(stored_at: Path, path: Path, delimiter: str) -> Rows:
     """
     lines = read_text(stored_at, path)
     if delimiter == JSON_LINES:
-        yield from _read_objects(lines, path)
+        yield from _read_objects(stored_at, path)
     elif delimiter == LINE:
         yield from ((number, [line.strip()]) for number, line in enumerate(lines, 1) if line.strip())
     elif delimiter in (LAST_BLANK, FIRST_BLANK, BLANKS):
@@ -157,7 +160,12 @@ def read_rows(stored_at: Path, path: Path, delimiter: str) -> Rows:
                 if any(cell.strip() for cell in row):
                     yield reader.line_num, row
         except csv.Error as error:
-            raise DataError(f"{path}: line {reader.line_num}: {error}: fix its quotes") from None
+            raise DataError(f"{path}: line {reader.line_num}: {_words_for(error)}") from None
+
+
+def _words_for(error: csv.Error) -> str:
+    is_long = "field limit" in str(error)
+    return f"{error}: {'images in cells are not read, write each as a file' if is_long else 'fix its quotes'}"
 
 
 def _read_words(lines: Iterator[str], delimiter: str) -> Rows:
@@ -176,13 +184,12 @@ def _read_words(lines: Iterator[str], delimiter: str) -> Rows:
             yield number, line.rsplit(None, 1) if delimiter == LAST_BLANK else line.strip().split(None, 1)
 
 
-def _read_objects(lines: Iterator[str], path: Path) -> Rows:
+def _read_objects(stored_at: Path, path: Path) -> Rows:
     """The keys of the first objects, and the values of each; of an object in an object, ``label.name``."""
-    objects = _parse_objects(lines, path)
-    first = list(islice(objects, _SAMPLE_LINES))
+    first = islice(_parse_objects(read_text(stored_at, path), path), _SAMPLE_LINES)
     names = {key: None for _, fields in first for key, value in fields.items() if not isinstance(value, dict)}
     yield 0, [*names]
-    for number, fields in chain(first, objects):
+    for number, fields in _parse_objects(read_text(stored_at, path), path):
         yield number, [_cell(fields, key) for key in names]
 
 

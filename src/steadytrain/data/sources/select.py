@@ -493,6 +493,7 @@ def merge(listings: Sequence[Listing]) -> Listing:
         pieces=_merge_pieces(listings) if with_pieces else None,
         label_names=listings[0].label_names,
         groups=None if None in parts else Names(group for part in parts for group in part or ()),
+        label_column=listings[0].label_column * (len({listing.label_column for listing in listings}) == 1),
     )
 
 

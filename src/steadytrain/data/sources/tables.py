@@ -28,13 +28,7 @@ from steadytrain.data.recordio.lst import name_by_folders, read_lines, require_e
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.data.sources import parquet
 from steadytrain.data.sources.archives import SourceFile
-from steadytrain.data.sources.columns import (
-    MOST_LISTED,
-    ONE_HOT,
-    TableColumns,
-    find_columns,
-    plain_name,
-)
+from steadytrain.data.sources.columns import MOST_LISTED, ONE_HOT, TableColumns, find_columns, plain_name
 from steadytrain.data.sources.labels import (
     align_columns,
     class_name,
@@ -293,7 +287,7 @@ def read_table(request: Request, path: Path, images: NamedImages, stored_at: Pat
 
 
 def _rows_of_new_values(rows: Iterable[_Row], first: Sequence[_Row]) -> Iterator[_Row]:
-    """Those of further rows with a value that a column of few values had not before; none of two columns alone."""
+    """Yield further rows with a value that a column of few values had not before; none of two columns alone."""
     seen = [{row[place] for _, row in first if len(row) > place} for place in range(len(first[0][1]))]
     for number, row in rows if len(seen) > 2 else ():
         for value, values in zip(row, seen, strict=False):

@@ -171,9 +171,10 @@ def _scratch() -> Iterator[Path]:
     """Room to decompress: in the cache, or where that cannot be written elsewhere."""
     with contextlib.ExitStack() as stack:
         try:
-            yield stack.enter_context(scratch_beside(require_cache_folder() / "unpacked" / "images"))
+            scratch = stack.enter_context(scratch_beside(require_cache_folder() / "unpacked" / "images"))
         except StorageError:
-            yield stack.enter_context(temporary_scratch())
+            scratch = stack.enter_context(temporary_scratch())
+        yield scratch
 
 
 def upright(data: bytes, *, shorter_side: int | None = None) -> bytes:

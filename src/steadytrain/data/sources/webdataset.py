@@ -7,6 +7,7 @@ class names and no captions.
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -47,7 +48,8 @@ class _Sample:
 
 def is_webdataset(files: FileList) -> bool:
     """Return whether archives hold samples: images in no folders of classes, with labels of their key beside them."""
-    folders = {name.rpartition("/")[0] for name in files.names if is_image(name)}
+    parts = (name.rpartition("/") for name in files.names if is_image(name))
+    folders = {folder for folder, _, base in parts if not is_ignored(base)}
     if folders and any(name[-4:].lower() == ".cls" for name in files.names):
         return True
     if len(folders) != 1:
@@ -204,6 +206,7 @@ class _LabelReader:
     def _fields(self, sample: _Sample) -> dict[str, object]:
         try:
             fields, why = parse_json(self._text(sample, "json")), ""
+            json.dumps(fields, ensure_ascii=False).encode()  # half a character is no name
         except (ValueError, RecursionError) as error:
             fields, why = None, f" ({error})"
         if not isinstance(fields, dict):

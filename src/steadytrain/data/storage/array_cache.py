@@ -50,7 +50,7 @@ class ArrayCache:
 
     def __init__(self, name: str, state: Callable[[], object]) -> None:
         self.fault = ""
-        """Why arrays cannot be kept, as far as that was tried; empty: they can."""
+        """Reason why arrays cannot be kept, as far as that was tried; empty: they can."""
         self.state, self._state = repr(state()), state
         stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-40:]
         self._stem = stem + "-" + hashlib.sha256(f"{_VERSION} {self.state}".encode()).hexdigest()[:24]

@@ -34,13 +34,7 @@ import psutil
 
 from steadytrain.data.filenames import braces, names_beside
 from steadytrain.data.storage.pages import PAGE_BYTES, PagedFile, origin_path, paged_files
-from steadytrain.data.storage.store import (
-    MOST_REQUESTS,
-    NoObjectError,
-    ObjectFacts,
-    ObjectPlace,
-    Store,
-)
+from steadytrain.data.storage.store import MOST_REQUESTS, NoObjectError, ObjectFacts, ObjectPlace, Store
 from steadytrain.errors import DataError, storage_errors
 from steadytrain.files import create, lock_surely, locked, read_table
 from steadytrain.machine.facts import require_cache_folder

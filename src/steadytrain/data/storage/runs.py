@@ -16,13 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from steadytrain.config import Recipe
-from steadytrain.data.storage.store import (
-    WRITE_BYTES,
-    ChangedError,
-    NoObjectError,
-    ObjectPlace,
-    Store,
-)
+from steadytrain.data.storage.store import WRITE_BYTES, ChangedError, NoObjectError, ObjectPlace, Store
 from steadytrain.errors import DataError, RecipeError, RunError, SteadyError, StorageError, storage_error
 from steadytrain.files import create, locked
 
@@ -246,9 +240,6 @@ def upload_notice(recipe: Recipe) -> str:
             f" --set every.upload={uri}"
         )
     return f"also kept at {uri}: uploaded after each checkpoint"
-
-
-# -- runs ------------------------------------------------------------------------------------------------------------
 
 
 def require_same_run(folder: Path, recipe: Recipe, uri: str) -> None:

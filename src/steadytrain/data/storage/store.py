@@ -467,10 +467,7 @@ def _open_store(base: str, repeats: int, settings: tuple[object, ...]) -> Object
     }
     if endpoint.startswith("http://"):
         client["allow_http"] = True
-    retry: RetryConfig = {
-        "max_retries": repeats,
-        "retry_timeout": timedelta(seconds=PATIENCE_SECONDS),
-    }
+    retry: RetryConfig = {"max_retries": repeats, "retry_timeout": timedelta(seconds=PATIENCE_SECONDS)}
     try:
         match place.scheme:
             case "s3":
@@ -571,8 +568,6 @@ def abort_uploads(
             " multipart uploads after a day"
         )
 
-
-# -- what went wrong -------------------------------------------------------------------------------------------------
 
 _RENEW = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), or AWS_PROFILE, or run aws sso"

@@ -6,8 +6,10 @@ same kind go through one call. Values and names are those of torchvision.transfo
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -137,10 +139,7 @@ def apply_ops(images: Tensor, ops: Ops, values: Floats, fill: Tensor) -> None:
 def _maps(ops: Ops, values: Floats, height: int, width: int) -> Floats:
     """Make the maps of places of operations that move pixels, float64[n, 2, 3]; shears leave an edge where it is."""
     maps = operations.turns(np.where(ops == Op.ROTATE, values, 0))
-    for op, row, column, shift in (
-        (Op.SHEAR_X, 0, 1, height / 2),
-        (Op.SHEAR_Y, 1, 0, width / 2),
-    ):
+    for op, row, column, shift in ((Op.SHEAR_X, 0, 1, height / 2), (Op.SHEAR_Y, 1, 0, width / 2)):
         maps[:, row, column] += np.where(ops == op, values, 0)
         maps[:, row, 2] += np.where(ops == op, values * shift, 0)
     maps[:, 0, 2] -= np.where(ops == Op.TRANSLATE_X, values, 0)
@@ -176,7 +175,7 @@ def trivialaugment(images: Tensor, draws: Floats, transform: Transform, fill: Te
 
 def autoaugment(images: Tensor, draws: Floats, transform: Transform, fill: Tensor) -> Tensor:
     """Apply one of 25 pairs of operations, each with a chance and a magnitude that were learned (Cubuk et al. 2019)."""
-    table = LEARNED[str(transform.values[0])]
+    table = learned(str(transform.values[0]))
     pairs = table[(draws[:, 0] * len(table)).astype(np.int64)]
     for k in range(2):
         ops, chances, levels = pairs[:, k].T
@@ -215,49 +214,16 @@ def augmix(images: Tensor, draws: Floats, transform: Transform, fill: Tensor) ->
     return mixed.round_().clamp_(0, 255).to(torch.uint8)
 
 
-_LEARNED = {
-    "imagenet": """
-        posterize 4 8 + rotate 6 9; solarize 6 5 + autocontrast 6; equalize 8 + equalize 6;
-        posterize 6 7 + posterize 6 6; equalize 4 + solarize 2 4; equalize 4 + rotate 8 8; solarize 6 3 + equalize 6;
-        posterize 8 5 + equalize 10; rotate 2 3 + solarize 6 8; equalize 6 + posterize 4 6; rotate 8 8 + color 4 0;
-        rotate 4 9 + equalize 6; equalize 0 + equalize 8; invert 6 + equalize 10; color 6 4 + contrast 10 8;
-        rotate 8 8 + color 10 2; color 8 8 + solarize 8 7; sharpness 4 7 + invert 6; shear_x 6 5 + equalize 10;
-        color 4 0 + equalize 6; equalize 4 + solarize 2 4; solarize 6 5 + autocontrast 6; invert 6 + equalize 10;
-        color 6 4 + contrast 10 8; equalize 8 + equalize 6;
-    """,
-    "cifar10": """
-        invert 1 + contrast 2 6; rotate 7 2 + translate_x 3 9; sharpness 8 1 + sharpness 9 3;
-        shear_y 5 8 + translate_y 7 9; autocontrast 5 + equalize 9; shear_y 2 7 + posterize 3 7;
-        color 4 3 + brightness 6 7; sharpness 3 9 + brightness 7 9; equalize 6 + equalize 5;
-        contrast 6 7 + sharpness 6 5; color 7 7 + translate_x 5 8; equalize 3 + autocontrast 4;
-        translate_y 4 3 + sharpness 2 6; brightness 9 6 + color 2 8; solarize 5 2 + invert 0;
-        equalize 2 + autocontrast 6; equalize 2 + equalize 6; color 9 9 + equalize 6; autocontrast 8 + solarize 2 8;
-        brightness 1 3 + color 7 0; solarize 4 5 + autocontrast 9; translate_y 9 9 + translate_y 7 9;
-        autocontrast 9 + solarize 8 3; equalize 8 + invert 1; translate_y 7 9 + autocontrast 9;
-    """,
-    "svhn": """
-        shear_x 9 4 + invert 2; shear_y 9 8 + invert 7; equalize 6 + solarize 6 6; invert 9 + equalize 6;
-        equalize 6 + rotate 9 3; shear_x 9 4 + autocontrast 8; shear_y 9 8 + invert 4; shear_y 9 5 + solarize 2 6;
-        invert 9 + autocontrast 8; equalize 6 + rotate 9 3; shear_x 9 4 + solarize 3 3; shear_y 8 8 + invert 7;
-        equalize 9 + translate_y 6 6; invert 9 + equalize 6; contrast 3 3 + rotate 8 4; invert 8 + translate_y 0 2;
-        shear_y 7 6 + solarize 4 8; invert 6 + rotate 8 4; shear_y 3 7 + translate_x 9 3; shear_x 1 6 + invert 6;
-        solarize 7 2 + translate_y 6 7; shear_y 8 4 + invert 8; shear_x 7 9 + translate_y 8 3;
-        shear_y 8 5 + autocontrast 7; shear_x 7 2 + invert 1;
-    """,
-}
-"""Pairs of operations, each with its chance in tenths and, where it has one, its magnitude from 0 to 9."""
+@cache
+def learned(name: str) -> Floats:
+    """Return the policy that was learned on some data, float64[25, 2, 3]: operation, chance and magnitude of each pair.
 
+    The published ones (Cubuk et al. 2019, appendix), as torchvision lists them.
+    """
+    from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
-def _table(text: str) -> Floats:
-    """Read the pairs of a policy: float64[25, 2, 3], operation, chance and magnitude."""
+    def row(word: str, chance: float, magnitude: int | None) -> tuple[float, float, float]:
+        return float(Op[re.sub("([XY])$", r"_\1", word).upper()]), chance, magnitude or 0
 
-    def row(words: str) -> tuple[float, float, float]:
-        name, chance, magnitude = [*words.split(), "0"][:3]
-        return float(Op[name.upper()]), int(chance) / 10, float(magnitude)
-
-    pairs = [pair.split("+") for pair in text.split(";") if pair.strip()]
-    return np.array([[row(words) for words in pair] for pair in pairs])
-
-
-LEARNED = {name: _table(text) for name, text in _LEARNED.items()}
-"""The policies of AutoAugment, by the data that they were learned on (Cubuk et al. 2019, appendix)."""
+    pairs = AutoAugment(AutoAugmentPolicy(name)).policies
+    return np.array([[row(*operation) for operation in pair] for pair in pairs])

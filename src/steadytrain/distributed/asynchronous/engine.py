@@ -1,12 +1,8 @@
 """The asynchronous engine: workers that never wait for each other, and a server that holds the weights.
 
-MXNet's ``dist_async`` on Ray (Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server"). A
-worker computes the gradient of a whole batch, pushes it, and pulls the weights that came of it and of all other
-workers' pushes meanwhile. Each push is an update of its own, of as many images as the recipe's batch has; so a run has
-as many updates as one process would make, and its learning rate follows the updates of all workers.
-
-The running statistics of batch norms stay where they are computed. Those that count are worker 0's: it evaluates and
-saves, beside the others, which train on.
+MXNet's ``dist_async`` on Ray (Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server"); what
+an update is in it, and what survives: docs/async.md. Running statistics of batch norms stay where they are computed;
+those that count are worker 0's, which evaluates and saves while the others train on.
 """
 
 from __future__ import annotations
@@ -132,8 +128,6 @@ class AsyncEngine(Engine):
         self._is_resting = True
         self.exchanged = Exchanged(time.perf_counter())
 
-    # -- the parts of a session ----------------------------------------------------------------------------------------
-
     def optimizer(self, local: Optimizer, make: Callable[[list[dict[str, Any]]], Optimizer]) -> Optimizer:
         """Return a proxy of an optimizer for this worker; ``make`` makes the optimizer on the server."""
         self._optimizer, self._make = RemoteOptimizer(local, self.exchange), make
@@ -169,8 +163,6 @@ class AsyncEngine(Engine):
     @property
     def joined_step(self) -> int | None:
         return self._cluster.progress["step"] if self._cluster.progress else None
-
-    # -- an update -----------------------------------------------------------------------------------------------------
 
     def begin_update(self, position: int) -> int:
         self._batch = self._loading.popleft()
@@ -244,8 +236,6 @@ class AsyncEngine(Engine):
             for parameter, view in zip(self._parameters, views, strict=True):
                 parameter.copy_(view)
 
-    # -- batches -------------------------------------------------------------------------------------------------------
-
     def next_batches(self) -> list[int]:
         """Return the numbers of the batches that were assigned since the last call, without waiting."""
         batches = list(self._assigned or ())
@@ -272,8 +262,6 @@ class AsyncEngine(Engine):
             self._assigned = None
         elif self._assigned is not None:
             self._assigned.extend(batches)
-
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def collect(self) -> int:
         """Fetch weights and optimizer state from the server, of one instant between two updates."""

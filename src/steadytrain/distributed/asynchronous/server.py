@@ -125,8 +125,6 @@ class ParameterServer:
         """Return its machine and process, in words."""
         return f"{platform.node()}, process {os.getpid()}"
 
-    # -- workers -------------------------------------------------------------------------------------------------------
-
     async def join(self, rank: int, seconds: float) -> dict[str, Any] | None:
         """Admit a worker, in place of one of the same number; None while the run is not open, after ``seconds``."""
         self._joins[rank] += 1
@@ -169,8 +167,6 @@ class ParameterServer:
             bisect.insort(self._returned, batch)
         await self._notify()
 
-    # -- batches -------------------------------------------------------------------------------------------------------
-
     async def assign(self, rank: int, count: int = 1, seconds: float = 0.0) -> list[int] | None:
         """Assign up to ``count`` batches to a worker; None: the run is over.
 
@@ -205,8 +201,6 @@ class ParameterServer:
         if self._returned or self._next == last:
             return rank == 0 and self._step == last  # all others are done
         return self._next < last
-
-    # -- updates -------------------------------------------------------------------------------------------------------
 
     async def pull(self, rank: int, *, computes: bool) -> Pushed:
         """Return the weights; ``computes``: the worker begins to compute a gradient with them."""
@@ -282,8 +276,6 @@ class ParameterServer:
             for name in MOMENTUM:
                 state.pop(name, None)
             state.update(momentum[number])
-
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     async def save(self) -> ServerState:
         """Return all that a checkpoint needs, of one instant between two updates."""

@@ -1,6 +1,6 @@
-"use strict";
 // Pictures that are dropped, chosen or pasted go to /predict one by one; names and classes are always set as text.
 const at = (id) => document.getElementById(id);
+const share = (value) => curves.percent(value).toFixed(1);
 let explains = false;
 let token = sessionStorage.getItem("token") ?? "";
 const authorized = (headers) => ({ ...headers, ...(token ? { authorization: `Bearer ${token}` } : {}) });
@@ -25,12 +25,11 @@ async function describe() {
   try {
     const model = await ask("/model");
     explains = !model.no_maps;
-    const share = (value) => (100 * value - ((100 * value) % 1 === 0.25) * 1e-9).toFixed(1);  // 66.2 of 66.25, as in the report
     const of = model.best == null ? model.name : `${model.data}: ${share(model.best)} % ${model.metric === "top1" ? "top-1" : "mAP"}`;
     at("model").textContent = document.title = of;
     const interval = model.best_95?.[0] == null ? [] : [`95 % interval ${share(model.best_95[0])} to ${share(model.best_95[1])}`];
     const licence = model.licence ? [`licence ${model.licence}`] : [];
-    const parts = [...interval, ...(of === model.name ? [] : [model.name]), `${model.num_classes.toLocaleString("en")} classes`, `${model.size} px`, `version ${model.version}`, ...licence];
+    const parts = [...interval, ...(of === model.name ? [] : [model.name]), `${model.num_classes.toLocaleString("en")} class${model.num_classes === 1 ? "" : "es"}`, `${model.size} px`, `version ${model.version}`, ...licence];
     at("facts").textContent = parts.join(" · ");
     at("access").hidden = true;
     if (model.example) await offerExample();
@@ -64,7 +63,7 @@ function row({ class: name, probability }) {
   const bar = element("meter");
   bar.value = probability;
   bar.setAttribute("aria-label", name);
-  line.append(element("span", name), element("b", `${(100 * probability).toFixed(1)} %`), bar);
+  line.append(element("span", name), element("b", `${share(probability)} %`), bar);
   return line;
 }
 
@@ -106,11 +105,12 @@ async function classify(file) {
   at("answers").prepend(item);
   try {
     const answer = await send(file);
-    const { classes, error, unlike, sure } = answer.images[0];
+    const { classes, error, note, unlike, sure } = answer.images[0];
     side.lastChild.remove();
     if (error) side.append(element("p", error, "bad"));
     else if (classes.length) side.append(...classes.map(row));
     else side.append(element("p", "no label above the threshold", "quiet"));
+    if (note) side.append(element("p", note, "quiet"));
     if (sure === false) side.append(element("p", "not sure", "bad"));
     if (unlike) side.append(element("p", "unlike the training images", "bad"));
     if (explains && classes.length) side.append(whyButton(file, picture, classes[0].class));

@@ -1,17 +1,9 @@
 """Other code for the same update: compiled by ``torch.compile``, or recorded as one CUDA graph.
 
-Compiled is the objective: images to numbers, the network, the loss, and the way back. That is tried on drawn images
-before the first update, with passes that leave no trace, and timed beside torch's own kernels: so the run begins with
-code that is ready, knows what it gains, and does without where it cannot be made. Shapes never change: each micro-batch
-has as many images as the first. Code is kept in the cache for the next attempt, and for other runs.
-
-Recorded (MXNet's ``hybridize``) is all that an update asks of a GPU: forward, backward and optimizer. Where operations
-take a GPU less time than Python takes to call them, the device waits for the host; a recorded graph is one call. It
-reads and writes the same memory each time, so what comes from outside is copied there before: images, labels, learning
-rates. The average of the weights follows outside of it, since its pace is a number of the host's that changes with
-every update. The kernels are those that operations would call, in the same order: weights are the same to the last bit.
-See "CUDA graphs" in PyTorch's notes on CUDA semantics for what a graph may hold: nothing that waits for the device, and
-the exchange of gradients by NCCL. Ranks replay graphs together, or none does.
+docs/compile.md says what each does. Compiled is the objective, images to loss, on drawn images before the first update,
+by passes that leave no trace. A recorded graph reads and writes the same memory each time: what comes from outside
+(images, labels, learning rates) is copied there before, and the average of the weights, whose pace is the host's,
+follows outside of it. It may hold nothing that waits for the device, and ranks replay theirs together, or none does.
 """
 
 from __future__ import annotations

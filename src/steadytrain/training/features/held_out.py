@@ -250,8 +250,9 @@ def calibrate(
             result, groups, digest = _answers_out_of_fold(bare, threads=threads, progress=progress, say=say)
         else:
             opened = opened or open_evaluation_data(trained, data)
-            digest, options = opened.digest, {"batch_size": batch_size, "threads": threads, "progress": progress}
-            result = evaluate(bare, opened, keep_logits=True, **options)  # type: ignore[arg-type]
+            digest, groups = opened.digest, opened.groups
+            options: dict[str, Any] = {"batch_size": batch_size, "threads": threads, "progress": progress}
+            result = evaluate(bare, opened, keep_logits=True, **options)
     finally:
         if opened is not None:
             opened.records.close()

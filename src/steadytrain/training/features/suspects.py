@@ -1,12 +1,7 @@
 """Labels that may be wrong, by the answers of classifiers that have not seen the image.
 
-Confident learning (Northcutt, Jiang & Chuang 2021, "Confident Learning: Estimating Uncertainty in Dataset Labels"): an
-image counts for a class where its probability reaches the mean that images with this label have. As many labels are
-named as images count for another class than their own, those that are least likely first (``low_self_confidence`` of
-cleanlab).
-
-It is done twice: those that are named first are left out of the fits, which wrong labels spoil, and all are answered
-anew. What comes of both, and of other rules: docs/check.md and ``benchmarks/results/suspects.json``.
+Confident learning (Northcutt, Jiang & Chuang 2021), twice: those that are named first are left out of the fits, which
+wrong labels spoil, and all are answered anew. The rule: docs/check.md; others: ``benchmarks/results/suspects.json``.
 """
 
 from __future__ import annotations

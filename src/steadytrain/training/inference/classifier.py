@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from steadytrain.errors import ModelError
+from steadytrain.training.evaluation import logits_of
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.memory import PassLimit
 
@@ -26,20 +27,15 @@ def classifier_of(trained: Trained) -> nn.Module:
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 hook = layer.register_forward_hook(lambda part, _, output: outputs.update({part: output.detach()}))
                 stack.callback(hook.remove)
-        logits = _forward(trained, images.to(trained.policy.device))
+        limit = PassLimit("evaluation", on_halved=lambda halved: None, mode="fixed")
+        logits = logits_of(trained.module, images, trained.policy, trained.input, limit)
     for layer, output in outputs.items():
-        if output.numel() == logits.numel() and torch.equal(output.reshape_as(logits), logits):
+        if output.numel() == logits.numel() and torch.equal(output.float().reshape_as(logits), logits):
             return layer
     raise ModelError(
         f"the classifier of {trained.title} is not one linear layer that ends the network: what its features are is not"
         " known"
     )
-
-
-def _forward(trained: Trained, images_BHWC: torch.Tensor) -> torch.Tensor:
-    with trained.policy.autocast():
-        logits: torch.Tensor = trained.module(trained.policy.images(images_BHWC, trained.input.mean, trained.input.std))
-    return logits
 
 
 def features_and_logits(
@@ -48,17 +44,11 @@ def features_and_logits(
     """Return what the classifier is given for each image, float32 [B, D], and what it answers, float32 [B, K]."""
     caught: list[torch.Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0].detach().float().flatten(1)))
-
-    def forward(at_once: int) -> tuple[torch.Tensor, torch.Tensor]:
-        caught.clear()
-        parts = images_BHWC.tensor_split(-(-len(images_BHWC) // at_once))
-        logits = torch.cat([_forward(trained, part).float() for part in parts])
-        return torch.cat(caught), logits
-
     try:
-        return limit.fit(forward, len(images_BHWC))
+        logits = logits_of(trained.module, images_BHWC, trained.policy, trained.input, limit)
     finally:
         hook.remove()
+    return torch.cat(caught)[-len(logits) :], logits  # behind those of passes for which memory ran out
 
 
 def num_features(head: nn.Module) -> int:

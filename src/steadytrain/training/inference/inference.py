@@ -253,8 +253,9 @@ def open_evaluation_data(
         if sets.val is None:
             sets.close()
             raise DataError(f"{run.directory} was trained without validation data: name the data to evaluate on")
-        if sets.val is not sets.train:
-            sets.train.close()
+        for part in (sets.train, sets.test):
+            if part is not None and part is not sets.val:
+                part.close()
         return EvaluationData(sets.val, sets.val_ids, batch_size=run.recipe.batch_size, groups=sets.val_groups)
     mapping = classes or {}
     if not isinstance(data, str | Path):

@@ -49,7 +49,7 @@ _ARRAYS, _ABOUT = ("ids", "distances", "logits", "labels"), {"held_out", "num_tr
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a model's limits say of an image.
+    """Judgement of an image by a model's limits.
 
     Args:
         distance: to the tenth nearest training image, 0 to 2; None where the network gives no features.
@@ -91,7 +91,7 @@ class Judgement:
 
 @dataclass(frozen=True, eq=False)
 class Limits:
-    """What a file of limits holds: features of training images, and figures of images that were held out.
+    """Contents of a file of limits: features of training images, and figures of images that were held out.
 
     Args:
         features: float16 [M, D] of training images, each of length 1.
@@ -121,7 +121,7 @@ class Limits:
 
     @property
     def effective_n(self) -> float | None:
-        """How many independent images those held out are worth, by how they are answered; None: all."""
+        """Number of independent images that those held out are worth, by how they are answered; None: all."""
         return self.about.get("effective_n")
 
     @property
@@ -236,7 +236,7 @@ def energy_of(logits: Tensor, *, is_multi_label: bool = False) -> Tensor:
     return functional.softplus(logits).sum(1) if is_multi_label else logits.logsumexp(1)
 
 
-def joint_limits(distances: NDArray[Any], energies: NDArray[Any], kept: float = KEPT) -> tuple[float, float]:
+def joint_limits(distances: NDArray[Any], energies: NDArray[Any]) -> tuple[float, float]:
     """Return the largest distance and the least energy that together let a share of held-out images pass.
 
     A fifth of the others is for the energy to stop: the distance tells unlike images far better, and equal parts let
@@ -246,9 +246,9 @@ def joint_limits(distances: NDArray[Any], energies: NDArray[Any], kept: float = 
     (94.0, -98.0)
     """
     n = len(distances)
-    least = float(np.sort(energies)[int((1 - kept) / 5 * n + 1e-9)])
+    least = float(np.sort(energies)[int((1 - KEPT) / 5 * n + 1e-9)])
     near = np.sort(distances[energies >= least])
-    return float(near[min(len(near), int(np.ceil(kept * n - 1e-9))) - 1]), least
+    return float(near[min(len(near), int(np.ceil(KEPT * n - 1e-9))) - 1]), least
 
 
 def head_digest(head: nn.Module) -> str:

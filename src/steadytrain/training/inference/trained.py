@@ -97,7 +97,7 @@ class Trained:
 
     @property
     def other_shift(self) -> NDArray[np.float64] | None:
-        """What turns logits into those of the frequencies to compare with, [K]: those learned, or else equal ones."""
+        """Shift of logits to those of the frequencies to compare with, [K]: those learned, or else equal ones."""
         if self.prior:
             return -np.array(self.prior_shift)
         shift = None if self.is_multi_label else even_shift(self.class_counts, self.weighting)
@@ -105,7 +105,7 @@ class Trained:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What the description of an exported file holds of it, by the same names."""
+        """Facts for the description of an exported file, by the same names."""
         return {name: getattr(self, name) for name in DESCRIBED}
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:

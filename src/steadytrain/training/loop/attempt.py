@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from traceback import format_exception
@@ -133,8 +133,8 @@ def _attempt(
             looks.callback(os.environ.pop, _TORCH_RECORD, None)
         if isinstance(stop, StopRequest):
             stop.last_words = lambda: log.append(_unsaved_end(run, began))
-        arguments: _Opening = {"allow_import": allow_import, "group": group, "opened": opened}
-        with _watched_opening(run, log, looks, began, **arguments) as session:
+        opening = open_session(run, log, began=began, allow_import=allow_import, group=group, opened=opened)
+        with _watched(opening, run, log, looks, began, ranks) as session:
             sessions.append(session)
             clock = session.clock
             if isinstance(stop, StopRequest):
@@ -158,21 +158,18 @@ def _attempt(
     return signal
 
 
-class _Opening(TypedDict):
-    """Arguments of :func:`.open_session` that an attempt passes on."""
-
-    allow_import: bool | None
-    group: Peers | None
-    opened: OpenedData | None
-
-
 @contextmanager
-def _watched_opening(
-    run: Run, log: EventLog, looks: ExitStack, began: float, **arguments: Unpack[_Opening]
+def _watched(
+    opening: AbstractContextManager[Session],
+    run: Run,
+    log: EventLog,
+    looks: ExitStack,
+    began: float,
+    group: Group | None,
 ) -> Iterator[Session]:
     """Open the session. A watchdog says so where that takes long, and looks at this thread begin with it."""
     clock, patience = Clock(began), StallLimits(slow=START_SECONDS, end=math.inf)
-    look, group = looks.enter_context(looking(log, clock)), ranks_of(arguments["group"])
+    look = looks.enter_context(looking(log, clock))
     if group is None or group.world.is_local_first:
         collectives.remove_records(run.directory)
     with ExitStack() as start:
@@ -181,7 +178,7 @@ def _watched_opening(
             _watch_exchange(dog, group)
             group.heartbeat.at = lambda: ("startup", time.perf_counter() - began)
         start.enter_context(dog)
-        with open_session(run, log, began=began, **arguments) as session:
+        with opening as session:
             start.close()
             if group is not None:  # a rank that waited long has written a record, but the start is over
                 collectives.record_path(run.directory, group.world.rank).unlink(missing_ok=True)

@@ -169,7 +169,8 @@ def begin_again(session: Session) -> Generator[Event, None, bool]:
     best, per_epoch = min(scored, key=lambda event: event.loss), session.timeline.steps_per_epoch
     spent = session.clock.seconds()
     seconds = sum(value for bucket, value in spent.items() if bucket not in ("startup", "probe"))
-    earlier = [last - begun.time for begun, last in list(progress.spans.values())[:-1] if begun.step >= first]
+    attempts = [pair for pair in list(progress.spans.values())[:-1] if pair[0].step >= first]
+    earlier = [max(0.0, taken - sum(begun.startup.values())) for begun, taken in attempts]
     epochs, updates = (step - first) / per_epoch, [event for event in progress.tried if event.what == "updates"]
     before = [event for event in updates if event.step < step]  # one of this step was decided on before a kill
     losses = [progress.probe.loss, *(event.loss for event in before)]
@@ -206,5 +207,5 @@ def begin_again(session: Session) -> Generator[Event, None, bool]:
             changes["budget.epochs"] = step / per_epoch + more
             if recipe.optim.warmup_epochs < GENTLE_EPOCHS:  # it was short because the updates before were few
                 changes["optim.warmup_epochs"] = min(GENTLE_EPOCHS, MAX_WARMUP_SHARE * more)
-        Run.create(run.directory, run.recipe.with_(changes))
+        Run.create(run.directory, run.as_decided().recipe.with_(changes))
     return bool(more)

@@ -43,7 +43,7 @@ from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.distributed.peers import Peers
 from steadytrain.errors import DataError, InputError, RecipeError, RunError
 from steadytrain.events import Event, Started
-from steadytrain.format import Say
+from steadytrain.format import Say, few
 from steadytrain.optim import check_name
 from steadytrain.run import Run
 from steadytrain.training.data import OpenedData, open_named
@@ -392,6 +392,9 @@ def choose_recipe(
 
     draft = recipe(_Facts(num_images=10**6, num_classes=2, largest_side=1))
     check_name(draft.optim.name)
+    unused = [key for key, value in chosen.items() if key.startswith("optim.") and value is not None]
+    if unused and parse_train(draft.model.train).main == "probe":
+        say(f"{few(unused)}: not used, since a probe makes no updates (--train probe+head trains on from it)")
     source = models.find(draft.model.name, allow_import="model.name" in changes)
     if not draft.model.pretrained and draft.model.weights is None and not is_own_model(draft.model.name):
         if draft.model.batch_norm == "frozen":
@@ -406,7 +409,7 @@ def choose_recipe(
         models.require_size(source, draft.model.options, draft.data.size)
     if draft.model.weights is not None:
         models.require_fit(source, draft.model, size=draft.data.size)
-    if draft.model.pretrained and source.kind == "timm":
+    if draft.model.pretrained:
         models.require_weights(source)
     opened = open_named(draft.data, draft.model, begun=begun, say=say, remark=say, say_reused=True, progress=progress)
     train = opened.train
@@ -475,5 +478,5 @@ def _advice(recipe: Recipe, facts: _Facts) -> str:
         words += [] if (value := getattr(data, flag)) is None else [f"--{flag}", str(value)]
     columns = ColumnNames.of(data.path_column, data.label_column, data.split_column, data.zip_names)
     words += [word for option in columns.options() for word in option]
-    few = f"{per_class:,.0f} images a class are few to train from scratch"
-    return f"{few}; fine-tuning does better: {shlex.join(words)}"
+    too_few = f"{per_class:,.0f} images a class are few to train from scratch"
+    return f"{too_few}; fine-tuning does better: {shlex.join(words)}"

@@ -65,10 +65,11 @@ def decide(session: Session, log: EventLog, on_event: OnEvent, event: Event) -> 
     # A stop may come too late for the last evaluation, with which a run ends: one more update is made then.
     first = session.state.cursor.step + 1 + (is_stop and ending.is_settled)
     last, factor = ending.rates[-1] if ending.rates else (0, 1.0)
-    is_decided = first < last or (first == last and (not factor or not is_stop))  # a stop replaces a rate
+    decision = first, float(times)
+    is_decided = first < last or (first == last and (not factor or decision in ending.rates))  # the last one counts
     if session.is_done or times == factor or is_decided:
         return
-    ending.rates = (*ending.rates, (first, float(times)))
+    ending.rates = (*ending.rates, decision)
     Run.create(session.run.directory, session.run.recipe.with_({"every.rates": ending.rates}))
     if is_stop:
         ending.last_step = first - 1

@@ -103,8 +103,7 @@ def train_opened(
         pass
     now = run.progress()
     assert now.ended is not None, "run_steps() returned without an Ended event"
-    decided = run if on_event is None else Run.open(run.directory)
-    return Outcome(now.ended.status, now.ended.step, now.evaluated, decided, now.tested)
+    return Outcome(now.ended.status, now.ended.step, now.evaluated, run.as_decided(), now.tested)
 
 
 def repeat(
@@ -191,15 +190,11 @@ def run_steps(
                 return
 
             run = run if group else run.as_decided()
-            hear = stop if ranks is None else partial(_any_stop, stop, ranks)
+            hear = stop if ranks is None else (lambda ranks=ranks: stop() or ranks.heartbeat.stop)
             explain = partial(_explained, run, problem, allow_import, say, hear, since)
             find = partial(_remedied, run, problem, explain, say)
             run = find() if ranks is None else _agreed(run, find, problem, ranks)
             began, probe = None, False
-
-
-def _any_stop(stop: Callable[[], str | None], group: Group) -> str | None:
-    return stop() or group.heartbeat.stop
 
 
 def _agreed(run: Run, find: Callable[[], Run], problem: DivergedError, group: Group) -> Run:

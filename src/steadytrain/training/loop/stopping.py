@@ -1,4 +1,4 @@
-"""Why a run stops early: a signal to its process, a notice that its machine goes, or the same on another rank's."""
+"""Causes of an early stop: a signal to the process, a notice that the machine goes, or the same on another rank's."""
 
 from __future__ import annotations
 

@@ -107,7 +107,8 @@ def _batches(session: Session) -> Iterator[DeviceBatch]:
     """Give a batch for each update that is still to come."""
     engine = session.state.engine
     loaded = load(session.feed, engine.device, session.clock, ahead=engine.loads_ahead)
-    return join_batches(loaded, session.timeline.batches, session.state.cursor.step)
+    plan = session.timeline.batches
+    return join_batches(loaded, plan, session.state.cursor.step) if plan.is_growing else loaded
 
 
 def _begin_phase(session: Session) -> Session:
@@ -306,12 +307,7 @@ def _trace_updates(session: Session) -> Generator[None, float | None]:
 
 
 def is_collection_due(since: int, updates: int, *, waits: bool) -> bool:
-    """Return whether old objects are to be searched for garbage.
-
-    Args:
-        since: updates since that was done.
-        updates: of this attempt.
-        waits: the host is about to wait for the device.
+    """Return whether garbage is to be searched for, so many updates after the last time, of those of an attempt.
 
     >>> is_collection_due(100, 1_000, waits=True), is_collection_due(100, 20_000, waits=True)
     (True, False)

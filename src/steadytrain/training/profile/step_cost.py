@@ -68,11 +68,6 @@ def allowed_seconds(step_seconds: float, updates_left: int, *, is_suspect: bool 
     return max(SHARE * seconds, short, SHORT_RUN_SECONDS if seconds >= LEAST_RUN_SECONDS else 0.0)
 
 
-def usual_seconds(step_seconds: float, batch_size: int) -> float:
-    """Return about how long measuring takes."""
-    return (6.0 if batch_size >= FEW else 5.0 * TIMES) * step_seconds + SECONDS
-
-
 class StepMeasuring:
     """Decides when a run measures its steps: once in an attempt, where that costs next to nothing.
 
@@ -108,7 +103,8 @@ class StepMeasuring:
         # The network's own code may have set the threads since the run began.
         is_suspect = self._is_on_cpu and (self._is_suspect or _tries_threads(self._session, torch.get_num_threads()))
         self.allowed = allowed_seconds(typical, left, is_suspect=is_suspect)
-        return usual_seconds(typical, self._session.recipe.batch_size) <= self.allowed
+        usual = (6.0 if self._session.recipe.batch_size >= FEW else 5.0 * TIMES) * typical + SECONDS
+        return usual <= self.allowed
 
 
 def measure_step(

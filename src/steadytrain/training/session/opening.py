@@ -171,12 +171,9 @@ def open_session(
         work = _prepare_update(attempt, place, images, network, progress)
         data, built, input, state = images.data, network.built, network.input, progress.state
         earlier = _earlier_parts(run, log, place.saved)
-        started = build.started(
-            recipe,
-            data,
-            built,
-            input,
-            place.machine,
+        started = msgspec.structs.replace(
+            build.started(recipe, data, built, input, place.machine),
+            digest=run.recipe.digest,  # whatever numbers this attempt computes in
             step=state.cursor.step,
             startup=attempt.start.seconds,
             startup_waits=attempt.start.waits,
@@ -184,8 +181,6 @@ def open_session(
             began=process_began,
             price=None if price is None else _price_and_spent(price, earlier),
         )
-        # Whatever numbers this attempt computes in.
-        started = msgspec.structs.replace(started, digest=run.recipe.digest)
         session = Session(
             run=run,
             recipe=recipe,
@@ -385,7 +380,7 @@ def _earlier_parts(run: Run, log: EventLog, saved: dict[str, Any] | None) -> lis
     with suppress(ValueError, RecursionError):  # it says only what the run has cost
         saved_parts = json.loads(saved["about"].get("spent", "[]")) if saved else []
     spans = [span for attempt, span in run.progress().spans.items() if attempt < log.attempt]
-    logged = [part_of(started, seconds=last - (started.began or started.time)) for started, last in spans]
+    logged = [part_of(started, seconds=seconds) for started, seconds in spans]
     return merge_parts(parts_from(saved_parts), logged)
 
 
@@ -449,8 +444,7 @@ def _agree_on_passes(update: Update, state: State, group: Group) -> None:
 
 def _seconds_before(run: Run, recipe: Recipe) -> float:
     """Seconds of all attempts before this one, as their events tell; 0 where the recipe sets no time."""
-    spans = run.progress().spans if recipe.budget.minutes else {}
-    return sum(newest - (started.began or started.time) for started, newest in spans.values())
+    return sum(seconds for _, seconds in run.progress().spans.values()) if recipe.budget.minutes else 0.0
 
 
 def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notice: Callable[[str], None]) -> Share:
@@ -507,11 +501,15 @@ def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], No
 
 
 def _require_best(run: Run, saved: dict[str, Any], notice: Callable[[str], None]) -> None:
-    """Have the best weights chosen again where the file of those before the checkpoint is damaged."""
+    """Have the best weights chosen again where their file is damaged, or of updates after the checkpoint.
+
+    These updates are made again, on some devices to other bits: the evaluation of then is the first that may count.
+    """
     path = run.directory / "best.safetensors"
     try:
         if path.exists() and not misfit(saved):
-            checkpoints.read_weights(path)
+            step = checkpoints.read_weights(path)[1].get("step")
+            saved["lost_best"] = step if isinstance(step, int) and step > saved["cursor"]["step"] else 0
     except SteadyError:
         notice(f"{path} is damaged: the best weights are chosen again, from here on")
         saved["best"] = -math.inf
