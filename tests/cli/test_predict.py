@@ -19,6 +19,8 @@ from tests.data.packing.odd_files import banded
 
 from steadytrain import ledger
 from steadytrain.cli import main
+from steadytrain.run import Run
+from steadytrain.training.inference.heat_maps import map_mistakes
 
 NON_COMMERCIAL = "timm/convnextv2_atto.fcmae_ft_in1k"
 
@@ -406,3 +408,6 @@ def test_a_finished_run_has_maps_of_its_worst_mistakes(run: Path, monkeypatch: p
     page = run / "report.html"
     assert main(["report", str(run), "-o", str(page)]) == 0
     assert page.read_text().count("where the answer ") == len(document["records"])
+    map_mistakes(Run.open(run), seconds=0.0)
+    worst = max(wrong, key=lambda row: float(row["loss"]))["record"]
+    assert list(json.loads((run / "best.maps.json").read_text())["records"]) == [worst], "no more than time is left for"

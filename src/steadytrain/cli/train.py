@@ -256,10 +256,10 @@ def _map_mistakes(run: Run) -> None:
     with suppress(OSError):  # no maps yet
         if run.maps.stat().st_mtime >= best.stat().st_mtime:
             return
-    seconds = MOST_MISTAKES * PASSES * evaluated.seconds / evaluated.n
-    if seconds <= max(CHEAP_SECONDS, CHEAP_SHARE * ended.seconds):
+    allowed = max(CHEAP_SECONDS, CHEAP_SHARE * ended.seconds)
+    if MOST_MISTAKES * PASSES * evaluated.seconds / evaluated.n <= allowed:
         with suppress(SteadyError), status("drawing what spoke for the mistakes"):  # the run is whole without
-            map_mistakes(run)
+            map_mistakes(run, seconds=allowed)
 
 
 def require_device(options: TrainingOptions, world: World = World()) -> None:  # noqa: B008 - frozen

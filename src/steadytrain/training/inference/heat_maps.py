@@ -12,6 +12,7 @@ import base64
 import io
 import json
 import math
+import time
 from contextlib import closing
 
 import numpy as np
@@ -116,14 +117,17 @@ def data_address(picture: bytes) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}"
 
 
-def map_mistakes(run: Run) -> None:
+def map_mistakes(run: Run, *, seconds: float = math.inf) -> None:
     """Write small pictures of what spoke for a run's worst mistakes into its folder, by record, for its report.
+
+    The worst comes first; after ``seconds`` no further one is begun.
 
     Raises:
         DataError, RunError, ModelError: its images, predictions or weights are gone, or do not belong together.
         StorageError: the file cannot be written.
     """
     trained, limit = restore(run), PassLimit("evaluation", on_halved=lambda halved: None)
+    until = time.perf_counter() + seconds
     with closing(open_data(run.data, run.recipe.model, seed=run.recipe.seed, run=run)) as sets:
         if (val := sets.val) is None or trained.is_multi_label:
             return
@@ -138,8 +142,11 @@ def map_mistakes(run: Run) -> None:
         if rows:
             with trained.feed(val, ids=ids, batch_size=len(ids), threads=1) as feed:
                 images = next(iter(load(feed, trained.policy.device))).images
-                maps = heat_maps(trained, images, outputs.to(images.device), limit)[:, 0]
-            for number, row, cells in zip(ids.tolist(), rows, maps, strict=True):
-                source = data_address(draw(trained, val.image(number), cells, 112))
-                pictures[number] = {"class": row.predicted, "source": source}
+                for at, (number, row) in enumerate(zip(ids.tolist(), rows, strict=True)):
+                    if at and time.perf_counter() >= until:
+                        break
+                    this = slice(at, at + 1)
+                    cells = heat_maps(trained, images[this], outputs[this].to(images.device), limit)[0, 0]
+                    source = data_address(draw(trained, val.image(number), cells, 112))
+                    pictures[number] = {"class": row.predicted, "source": source}
     replace_file(run.maps, json.dumps({"meaning": MEANING, "records": pictures}))
