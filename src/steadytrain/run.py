@@ -445,8 +445,9 @@ class Run:
         progress = self.progress()
         if (account := progress.accounted) is not None:
             buckets = {**account.seconds, "measuring": account.seconds.get("measuring", 0.0) + seconds}
+            wall = account.wall_seconds + max(0.0, progress.time - account.time) + seconds  # the end came after it
             with self.log(attempt=progress.attempt) as log:
-                log.append(structs.replace(account, seconds=buckets, wall_seconds=account.wall_seconds + seconds))
+                log.append(structs.replace(account, seconds=buckets, wall_seconds=wall))
 
     def finished(self) -> Ended | None:
         """Return the event that ended the run for good, or None if it is still to be finished."""
