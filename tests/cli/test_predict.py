@@ -320,6 +320,10 @@ def test_predictions_are_written_as_csv_and_paths_read_from_standard_input(
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "image,error,class1,probability1"
     assert out[1].split(",") == ["-", "", rows[0]["class1"], rows[0]["probability1"]]
+    white = b"P5\n8 8\n255\n" + b"\xff" * 64  # an image without a zero in it
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(white)))
+    assert main(["predict", str(run), "-", "--csv", "-", "--top", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("-,,")
 
 
 @pytest.mark.parametrize(
@@ -396,9 +400,11 @@ def test_a_finished_run_has_maps_of_its_worst_mistakes(run: Path, monkeypatch: p
         assert main(["train", "--run", str(run)]) == 0
         return (run / "best.maps.json").stat().st_mtime_ns - then
 
-    assert finish(0) == 0
-    before = ledger(run)
     monkeypatch.setattr("steadytrain.cli.train._COUNTS", 0.0)
+    assert finish(1) > 0
+    before = ledger(run)
+    assert finish(0) == 0
+    assert ledger(run) == before, "where nothing is measured again, nothing counts"
     assert finish(1) > 0, "made again only for newer weights"
     after = ledger(run)
     assert after.seconds["measuring"] > before.seconds["measuring"], "what the command does after the end counts"
