@@ -444,8 +444,10 @@ class Run:
         """Add what was measured after the run's end, for its report, to its account. Raises StorageError."""
         progress = self.progress()
         if (account := progress.accounted) is not None:
-            buckets = {**account.seconds, "measuring": account.seconds.get("measuring", 0.0) + seconds}
-            wall = account.wall_seconds + max(0.0, progress.time - account.time) + seconds  # the end came after it
+            # The end came after the account; later events may be of days later, of what was measured then.
+            rest = 0.0 if progress.ended is None else max(0.0, progress.ended.time - account.time)
+            added, wall = {"measuring": seconds, "other": rest}, account.wall_seconds + rest + seconds
+            buckets = {**account.seconds, **{name: account.seconds.get(name, 0.0) + s for name, s in added.items()}}
             with self.log(attempt=progress.attempt) as log:
                 log.append(structs.replace(account, seconds=buckets, wall_seconds=wall))
 

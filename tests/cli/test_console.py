@@ -376,6 +376,54 @@ def test_what_is_waited_for_comes_back_after_a_bar_and_gives_way_to_a_result() -
     assert "reading" not in text[text.index("result") :], "it has given way"
 
 
+THREADS = """
+import sys, threading, time
+from steadytrain.cli.console import is_waiting, note, progress
+def work(number):
+    for _ in range(5):
+        with progress(f"work {number}", 20) as advance:
+            for done in range(1, 21):
+                time.sleep(0.002)
+                advance(done)
+            note(f"note {number}")
+threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+left = [thread.name for thread in threading.enumerate() if thread.name == "steady-foot"]
+print(f"left: {left} {is_waiting()} {sys.stderr is sys.__stderr__}")
+"""
+
+
+def test_displays_of_several_threads_leave_nothing() -> None:
+    code, sent = on_terminal([sys.executable, "-c", THREADS], 80)
+    text = unstyled(sent)
+    assert code == 0 and "Traceback" not in text and "left: [] False True" in text
+    assert text.count("20 images in") == text.count("note") == 20
+
+
+INTERRUPTED = """
+from rich.live import Live
+from steadytrain.cli.console import is_waiting, note, progress, status
+start, starts = Live.start, []
+def interrupted(live):
+    starts.append(live)
+    if len(starts) == 2:
+        raise KeyboardInterrupt
+    start(live)
+Live.start = interrupted
+try:
+    with status("reading"), progress("packing", 2):
+        pass
+except KeyboardInterrupt:
+    note(f"waits: {is_waiting()}")
+"""
+
+
+def test_a_display_that_is_interrupted_as_it_begins_is_closed() -> None:
+    code, sent = on_terminal([sys.executable, "-c", INTERRUPTED], 80)
+    assert code == 0 and "waits: False" in unstyled(sent)
+
+
 def test_a_long_name_leaves_the_figures_of_its_bar() -> None:
     line = bar_line("packing /data/" + "photographs/" * 9, 0.25, " 25 %  0:09 left", 60, False)
     assert line.plain.startswith("packing /data/") and "...  " in line.plain

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.data.packing.odd_files import banded
 
 from steadytrain import ledger
 from steadytrain.cli import main
+from steadytrain.events import Accounted, Noticed
 from steadytrain.run import Run
 from steadytrain.training.inference.heat_maps import map_mistakes
 
@@ -320,6 +322,10 @@ def test_predictions_are_written_as_csv_and_paths_read_from_standard_input(
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "image,error,class1,probability1"
     assert out[1].split(",") == ["-", "", rows[0]["class1"], rows[0]["probability1"]]
+    white = b"P5\n8 8\n255\n" + b"\xff" * 64  # an image without a zero in it
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(white)))
+    assert main(["predict", str(run), "-", "--csv", "-", "--top", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("-,,")
 
 
 @pytest.mark.parametrize(
@@ -396,15 +402,24 @@ def test_a_finished_run_has_maps_of_its_worst_mistakes(run: Path, monkeypatch: p
         assert main(["train", "--run", str(run)]) == 0
         return (run / "best.maps.json").stat().st_mtime_ns - then
 
-    assert finish(0) == 0
-    before = ledger(run)
     monkeypatch.setattr("steadytrain.cli.train._COUNTS", 0.0)
+    assert finish(1) > 0
+    before = ledger(run)
+    assert finish(0) == 0
+    assert ledger(run) == before, "where nothing is measured again, nothing counts"
     assert finish(1) > 0, "made again only for newer weights"
     after = ledger(run)
     assert after.seconds["measuring"] > before.seconds["measuring"], "what the command does after the end counts"
     grown = after.seconds["measuring"] - before.seconds["measuring"]
     assert after.wall_seconds == pytest.approx(before.wall_seconds + grown, abs=0.01)
     assert sum(after.seconds.values()) == pytest.approx(after.wall_seconds)
+    with Run.open(run).log_beside() as log, monkeypatch.context() as later:
+        later.setattr("steadytrain.events.log.time.time", lambda now=time.time(): now + 1e5)  # noqa: B008
+        log.append(Noticed(message="of the next day"))
+    Run.open(run).add_to_account(1.0)
+    account = [event for event in Run.open(run).events() if isinstance(event, Accounted)][-1]
+    assert account.wall_seconds == pytest.approx(after.wall_seconds + 1, abs=0.1), "what came after the end is no run's"
+    assert sum(account.seconds.values()) == pytest.approx(account.wall_seconds)
     page = run / "report.html"
     assert main(["report", str(run), "-o", str(page)]) == 0
     assert page.read_text().count("where the answer ") == len(document["records"])

@@ -153,6 +153,27 @@ def test_best_weights_of_updates_that_are_made_again_are_none_of_the_run_any_mor
     assert run.progress().best == later[0]
 
 
+def test_best_weights_that_replaced_lost_ones_stay_until_better_ones_come(
+    longer: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.create(tmp_path / "run", longer.with_({"every.save_steps": 5, "every.keep": 100}))
+    train(run)
+    best = run.directory / "best.safetensors"
+    first, *others = sorted(run.checkpoints.glob("step-*"))
+    assert checkpoints.read_weights(best)[1]["step"] > int(first.name.removeprefix("step-")) + 5
+    for path in others:  # as killed before the second checkpoint
+        shutil.rmtree(path)
+    run.weights.unlink()
+    lines = run.log_path().read_text().splitlines(keepends=True)
+    run.log_path().write_text("".join(line for line in lines if json.loads(line)["kind"] not in ("Saved", "Ended")))
+    later = iter([True])  # the first evaluation is better than before the checkpoint, and none is after it
+    monkeypatch.setattr(evaluating, "is_better", lambda *known: next(later, False))
+    run = Run.open(run.directory)
+    again = [(event.step, event.is_best) for event in steps(run) if isinstance(event, Evaluated)]
+    assert len(again) > 1 and [is_best for _, is_best in again] == [True, *[False] * (len(again) - 1)]
+    assert checkpoints.read_weights(best)[1]["step"] == again[0][0]
+
+
 def test_another_figure_chooses_again_and_says_so(longer: Recipe, tmp_path: Path) -> None:
     run, seen = Run.create(tmp_path / "run", longer.with_({"every.best": "loss"})), list[Step]()
     for event in steps(run, stop=lambda: "SIGINT" if len(seen) >= 20 else None):

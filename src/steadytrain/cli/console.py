@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rich.console import Console as RichConsole
+    from rich.live import Live
     from rich.text import Text
 
 DRAWS_PER_SECOND = 6
@@ -98,8 +99,8 @@ def note_on_terminal(text: str) -> None:
 
 
 def _say(line: str) -> None:
-    if _feet:
-        _feet[-1].write(line)
+    if feet := _feet[-1:]:  # another thread may close it meanwhile
+        feet[0].write(line)
     else:
         stream = TerminalStream(sys.stderr)
         stream.write(f"{line}\n")
@@ -141,6 +142,7 @@ def print_json(document: Any) -> None:
 
 _feet: list[Foot] = []
 """Those that are open: the last one is drawn, and when it is closed the one before it comes back."""
+_feet_lock = threading.RLock()  # held while one opens or closes; what is written takes none
 
 
 class Foot(Closing):
@@ -159,17 +161,26 @@ class Foot(Closing):
         self.stream, self._lines = stream, lines
         self._console = _make_console(stream)
         self._hidden = threading.Event()
+        self._live: Live | None = None
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        if _feet:
-            _feet[-1]._hide()
-        _feet.append(self)
-        self._show()
+        with _feet_lock:
+            if _feet:
+                _feet[-1]._hide()
+            _feet.append(self)
+            try:
+                self._show()
+            except BaseException:  # Ctrl-C, say
+                self.close()
+                raise
         return self
 
     def close(self) -> None:
         """Take the lines away; once more does nothing."""
-        if self in _feet:
+        with _feet_lock:
+            if self not in _feet:
+                return
             is_drawn = self is _feet[-1]
             _feet.remove(self)
             if is_drawn:
@@ -194,9 +205,11 @@ class Foot(Closing):
 
     def _hide(self) -> None:
         self._hidden.set()
-        self._thread.join()
-        with self._console:
-            self._live.stop()
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join()
+        if self._live is not None:
+            with self._console:
+                self._live.stop()
 
     def write(self, text: str) -> None:
         """Print lines above the foot as they are: a path that is longer than the terminal stays whole."""
@@ -214,12 +227,14 @@ class Foot(Closing):
     def _draw(self) -> None:
         from rich.text import Text
 
+        live = self._live
+        assert live is not None
         while not self._hidden.wait(1 / DRAWS_PER_SECOND):
             width, ascii_only = self._console.width, self._console.options.ascii_only
             lines = self._lines(width, ascii_only)
             truncate(lines, width, ascii_only)
             with self._console:
-                self._live.update(Text("\n").join(lines), refresh=True)
+                live.update(Text("\n").join(lines), refresh=True)
 
 
 def _make_console(stream: TerminalStream) -> RichConsole:
@@ -272,13 +287,14 @@ def is_waiting() -> bool:
 
 def give_way() -> None:
     """Take away what is shown at the foot of the terminal: a result, a question or an error needs it."""
-    while _feet:
-        _feet[0].close()
+    with _feet_lock:
+        while _feet:
+            _feet[0].close()
 
 
 def _terminal() -> TerminalStream:
     """Return standard error, behind what is shown there."""
-    return _feet[-1].stream if _feet else TerminalStream(sys.stderr)
+    return feet[0].stream if (feet := _feet[-1:]) else TerminalStream(sys.stderr)
 
 
 @contextlib.contextmanager

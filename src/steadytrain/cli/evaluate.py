@@ -521,7 +521,8 @@ def _read_input() -> list[Path | bytes]:
     data = sys.stdin.buffer.read()
     if not data.strip():
         raise InputError("standard input is empty: a path on each line is expected, or the bytes of one image")
-    return [data] if b"\0" in data else [Path(line) for line in os.fsdecode(data).splitlines() if line.strip()]
+    is_image = b"\0" in data or re.match(rb"P[1-6]\s+[#\d]", data)  # a PPM may have no zero in it
+    return [data] if is_image else [Path(line) for line in os.fsdecode(data).splitlines() if line.strip()]
 
 
 def _write_maps(folder: Path, number: str, result: Prediction) -> list[str]:

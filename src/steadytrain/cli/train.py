@@ -229,12 +229,22 @@ def _train_alone(drafted: DraftRun, options: TrainingOptions, *, until: float | 
     return _train_all(runs, options, opened=drafted.opened, until=until)
 
 
-def _measure_limits(run: Run) -> None:
-    """Measure which images are unlike the training images, where that costs little beside the run."""
+def _is_fresh(path: Path, weights: Path) -> bool:
+    """Return whether a file that was made of weights is at least as new as these are."""
+    with suppress(OSError):  # not made yet
+        return path.stat().st_mtime >= weights.stat().st_mtime
+    return False
+
+
+def _measure_limits(run: Run) -> bool:
+    """Measure which images are unlike the training images, where that costs little; return whether it was tried."""
+    best = run.directory / "best.safetensors"
+    if _is_fresh(best.with_name("best.limits.safetensors"), best):
+        return False
     from steadytrain.training.features.held_out import is_cheap, make_limits
 
     if not is_cheap(run):
-        return
+        return False
     try:
         with status("limits"), progress_once_known("features", resumes=True) as advance:
             make_limits(run, progress=advance, say=note)
@@ -242,24 +252,25 @@ def _measure_limits(run: Run) -> None:
         note(f"it is not known which images are unlike the training images: {error}")
     else:
         note("predict and serve mark images that are unlike the training images")
+    return True
 
 
-def _map_mistakes(run: Run) -> None:
-    """Draw which places of a run's worst mistakes spoke for the class, for its report, where that costs little."""
+def _map_mistakes(run: Run) -> bool:
+    """Draw which places of a run's worst mistakes spoke for the class, where that costs little; return as above."""
+    if _is_fresh(run.maps, run.directory / "best.safetensors"):
+        return False
     from steadytrain.training.features.held_out import CHEAP_SECONDS, CHEAP_SHARE
     from steadytrain.training.inference.heat_maps import MOST_MISTAKES, PASSES, map_mistakes
 
     progress = run.progress()
     if (evaluated := progress.evaluated) is None or (ended := progress.ended) is None or not evaluated.n:
-        return
-    best = run.directory / "best.safetensors"
-    with suppress(OSError):  # no maps yet
-        if run.maps.stat().st_mtime >= best.stat().st_mtime:
-            return
+        return False
     allowed = max(CHEAP_SECONDS, CHEAP_SHARE * ended.seconds)
-    if MOST_MISTAKES * PASSES * evaluated.seconds / evaluated.n <= allowed:
-        with suppress(SteadyError), status("drawing what spoke for the mistakes"):  # the run is whole without
-            map_mistakes(run, seconds=allowed)
+    if MOST_MISTAKES * PASSES * evaluated.seconds / evaluated.n > allowed:
+        return False
+    with suppress(SteadyError), status("drawing what spoke for the mistakes"):  # the run is whole without
+        map_mistakes(run, seconds=allowed)
+    return True
 
 
 def require_device(options: TrainingOptions, world: World = World()) -> None:  # noqa: B008 - frozen
@@ -422,11 +433,10 @@ def _train_all(
     if world.is_first:
         _print_outcome(trained, json=options.json)
         for run in runs if group is None and not code else ():
-            ended = time.perf_counter()
-            if run.recipe.model.pretrained or run.recipe.model.weights:
-                _measure_limits(run)
-            _map_mistakes(run)
-            if (seconds := time.perf_counter() - ended) >= _COUNTS:
+            ended, is_tuned = time.perf_counter(), bool(run.recipe.model.pretrained or run.recipe.model.weights)
+            is_measured = is_tuned and _measure_limits(run)
+            is_measured |= _map_mistakes(run)
+            if is_measured and (seconds := time.perf_counter() - ended) >= _COUNTS:
                 with suppress(StorageError):  # the run is whole without
                     run.add_to_account(seconds)
         print_next_commands(trained[-1], code, repeats=options.repeats is not None)

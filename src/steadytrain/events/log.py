@@ -73,7 +73,8 @@ class EventLog(Closing):
                     written += self._file.write(line[written:])
             except OSError as error:
                 with suppress(OSError):  # or the next event would stand on the same line
-                    self._file.truncate(os.fstat(self._file.fileno()).st_size - written)
+                    if written:  # else the end of the file may be another process's line
+                        self._file.truncate(os.fstat(self._file.fileno()).st_size - written)
                 raise storage_error(error, self.path) from error
         return stamped
 

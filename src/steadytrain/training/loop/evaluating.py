@@ -117,7 +117,8 @@ def _evaluate(
         value = figure_of(evaluation, state.figure)
         now = SIGN[state.figure] * value, evaluation.loss
         is_best = is_better(state.figure, now, (state.best, state.best_loss), evaluation.n)
-        if state.lost_best and (is_last or state.cursor.step >= state.lost_best):  # whose weights are of no update now
+        is_replaced = is_best or is_last or state.cursor.step >= state.lost_best
+        if state.lost_best and is_replaced:  # the weights on the disk are of no update now
             is_best, state.lost_best = is_best or all(map(math.isfinite, now)), 0
         state.evaluated, validation.seconds = session.epoch, time.perf_counter() - began
         seconds, figures = validation.seconds, _figures(session, evaluation, session.data.val_groups)
