@@ -353,7 +353,7 @@ def fit_table(lines: Sequence[Sequence[str]], width: int) -> str:
     if max(map(num_columns, text.splitlines())) <= width:
         return text
     each_line = text_table([line[1:] for line in lines]).splitlines()
-    if max(map(len, each_line)) <= width - 2:
+    if max(map(num_columns, each_line)) <= width - 2:
         return "\n".join(f"{line[0]}\n  {others}" for line, others in zip(lines, each_line, strict=True))
     blocks = []
     for name, *cells in lines[1:]:

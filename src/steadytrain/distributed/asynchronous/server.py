@@ -46,7 +46,7 @@ LEAVE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Training:
-    """What the server trains, as worker 0 publishes it.
+    """The training that the server does, as worker 0 publishes it.
 
     Args:
         layouts: of the parameters, in the order of the optimizer's groups.

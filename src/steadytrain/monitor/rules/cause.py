@@ -44,7 +44,7 @@ class Cause:
 
     @property
     def saving(self) -> str:
-        """What the change saves, in words; empty if that is not known."""
+        """Return the saving of the change, in words; empty if that is not known."""
         return f"saves about {percent(self.saves)} of the time" if self.saves >= LEAST_SAVED else ""
 
     @property
